@@ -1,3 +1,52 @@
 """Parley: peers with different, private data train one model together, with no server."""
 
 __version__ = "0.1.0"
+
+from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC
+from parley.api import Result, train
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.topology import (
+    Topology,
+    chain,
+    circulant,
+    directed_ring,
+    erdos_renyi,
+    exponential,
+    from_file,
+    from_graph,
+    full,
+    hypercube,
+    random_regular,
+    ring,
+    star,
+    torus,
+)
+
+__all__ = [
+    "CGA",
+    "DPSGD",
+    "NGC",
+    "Algorithm",
+    "BadValue",
+    "CompCGA",
+    "CompNGC",
+    "Experiment",
+    "ParleyError",
+    "Result",
+    "Topology",
+    "chain",
+    "circulant",
+    "directed_ring",
+    "erdos_renyi",
+    "exponential",
+    "from_file",
+    "from_graph",
+    "full",
+    "hypercube",
+    "random_regular",
+    "ring",
+    "star",
+    "torus",
+    "train",
+]

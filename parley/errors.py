@@ -1,7 +1,11 @@
 """What users see when something they gave is wrong: one line, no traceback."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 
 class ParleyError(Exception):
@@ -33,3 +37,41 @@ def unknown_name(field: str, name: str, names: Iterable[str]) -> BadValue:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     because = f"did you mean {near[0]!r}?" if near else ""
     return BadValue(field, name, ", ".join(names), because)
+
+
+def first_error(error: ValidationError, fields: Mapping[str, FieldInfo]) -> BadValue:
+    """The first of pydantic's complaints, in this package's words."""
+    first = error.errors()[0]
+    name = str(first["loc"][0]) if first["loc"] else error.title
+    valid = valid_values(fields[name]) if name in fields else str(first["msg"])
+    return BadValue(name, first["input"], valid)
+
+
+def valid_values(field: FieldInfo) -> str:
+    """What a field takes, in words.
+
+    >>> from pydantic import Field
+    >>> valid_values(FieldInfo.from_annotated_attribute(float, Field(1.0, ge=0, le=1)))
+    'a number from 0 to 1'
+    """
+    kind = field.annotation
+    if get_origin(kind) is Literal:
+        return ", ".join(str(choice) for choice in get_args(kind))
+    noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")  # type: ignore[arg-type]
+    limits: dict[str, object] = {}
+    for limit in field.metadata:
+        limits |= {
+            k: v for k in ("ge", "gt", "le", "lt") if (v := getattr(limit, k, None)) is not None
+        }
+    match limits:
+        case {"ge": low, "le": high}:
+            return f"{noun} from {low} to {high}"
+        case {"gt": low, "le": high}:
+            return f"{noun} above {low}, at most {high}"
+        case {"ge": low, "lt": high}:
+            return f"{noun} from {low} to below {high}"
+        case {"ge": low}:
+            return f"{noun} of at least {low}"
+        case {"gt": low}:
+            return f"{noun} above {low}"
+    return noun

@@ -1,0 +1,95 @@
+"""What an algorithm is, and what the paper's five methods have in common.
+
+Axes: A agents hosted here, D flat parameters.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from parley.data import Batch
+from parley.neighbourhood import Neighbourhood
+from parley.topology import Topology
+
+AS_RUN: dict[str, Any] = {
+    "gradient_at": "mixed",
+    "nesterov": True,
+    "qp_floor": 0.5,
+    "qp_scale": "neighbourhood",
+    "scope": "tensor",
+}
+"""The choices of the NGC authors' public code where it differs from the printed paper.
+
+The printed paper's choices are the fields' defaults."""
+
+
+class Algorithm(BaseModel, ABC):
+    """A decentralized optimizer: hyper-parameters as fields, `init` and `step` on explicit state.
+
+    A state is a NamedTuple of tensors whose first field is ``x_AD``, the hosted agents' models.
+    Field names end in their axes (A, I or O, then D): checkpoints rely on it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    needs: ClassVar[Literal["symmetric", "doubly-stochastic", "row-stochastic"]] = (
+        "doubly-stochastic"
+    )
+    """What the mixing weights must be."""
+
+    @classmethod
+    def as_run(cls, **options: Any) -> Self:
+        """With the choices of the NGC authors' public code, then `options`."""
+        own = {name: value for name, value in AS_RUN.items() if name in cls.model_fields}
+        return cls(**(own | options))
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and plots."""
+        return self.title
+
+    def check(self, topology: Topology) -> None:
+        """Refuses a graph whose weights the algorithm cannot work with."""
+        topology.require(self.needs, self.name)
+
+    @abstractmethod
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Any:
+        """The state before the first step."""
+
+    @abstractmethod
+    def step(self, state: Any, hood: Neighbourhood, batch: Batch, lr: float) -> Any:
+        """The state after one more step at learning rate `lr`."""
+
+
+class MomentumSGD(Algorithm):
+    """What the paper's five methods share: averaging rate, momentum, weight decay."""
+
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """β, the momentum coefficient."""
+    nesterov: bool = False
+    """False, as printed: v = βv - ηg, the step is v. True, as run: v = βv + g, the step is
+    -η(g + βv). They also differ when the learning rate changes: only the first carries the old
+    rate along in v."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    weight_decay: float = Field(0.0, ge=0)
+    """λ: adds λx to the final gradient, at the point where that gradient is taken."""
+    gradient_at: Literal["own", "mixed"] = "own"
+    """Where the self-gradient is taken: at the own model as printed, or as run at the model
+    already mixed with the neighbours'."""
+
+    def descend(
+        self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
+    ) -> tuple[Tensor, Tensor]:
+        """The step to add to the models, and the new momentum."""
+        if self.weight_decay:
+            g_AD = g_AD + self.weight_decay * at_AD
+        if self.nesterov:
+            v_AD = self.momentum * v_AD + g_AD
+            return -lr * (g_AD + self.momentum * v_AD), v_AD
+        v_AD = self.momentum * v_AD - lr * g_AD
+        return v_AD, v_AD

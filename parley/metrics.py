@@ -1,0 +1,83 @@
+"""What is measured of a run. Nothing here changes what is trained.
+
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+"""
+
+import resource
+import sys
+
+import torch
+from torch import Tensor
+
+from parley.data import Batch, Samples, Transform
+from parley.neighbourhood import Neighbourhood
+from parley.task import Task
+from parley.transport import Transport
+
+
+class TestSet:
+    """Held-out samples, normalised once."""
+
+    __test__ = False  # not a test for pytest
+
+    def __init__(self, samples: Samples, transform: Transform, task: Task) -> None:
+        self.inputs = transform.normalise(samples.inputs, task.dtype).to(task.start().device)
+        self.targets = samples.targets.to(self.inputs.device)
+        self.task = task
+
+    def accuracies(self, x_AD: Tensor) -> Tensor:
+        """Accuracy of each model, ``float64[A]``."""
+        scores = [self.task.evaluate(x_D, self.inputs, self.targets) for x_D in x_AD]
+        return torch.tensor([s.accuracy for s in scores], dtype=torch.float64)
+
+
+def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
+    """The average of all agents' models, ``[D]``, on every worker."""
+    total = transport.sum(x_AD.double().sum(0))
+    return (total / transport.topology.agents).to(x_AD.dtype)
+
+
+def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
+    """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
+    squares = (x_AD - mean_D).double().square().sum()
+    return float((transport.sum(squares) / transport.topology.agents).sqrt())
+
+
+def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
+    """The models after further gossip rounds, without training."""
+    for _ in range(rounds):
+        x_AD = hood.mix(x_AD, gamma, kind="evaluation")
+    return x_AD
+
+
+def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tuple[float, float]:
+    """Norms of the bias terms ε (model variance) and ω (data variance), averaged over agents.
+
+    ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
+    itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
+    """
+    loss_A = hood.loss_A  # measuring is not training: the loss stays that of the last step
+    g_AD = hood.gradient(x_AD, batch)
+    hood.loss_A = loss_A
+    g_I = hood.cross_gradient(hood.exchange(x_AD, kind="evaluation"), batch)
+    g_ID = torch.cat(list(g_I)) if hood.incoming else g_AD[:0]
+    r_OD = hood.send_back(hood.stored(g_ID), kind="evaluation")
+    norms = []
+    for values_ED, end_E in ((g_ID, hood.receiver_I), (r_OD, hood.sender_O)):
+        difference_ED = values_ED - g_AD[end_E]
+        count_A = torch.bincount(end_E, minlength=len(g_AD)).to(g_AD)
+        if form == "printed":
+            bias_AD = torch.zeros_like(g_AD).index_add_(0, end_E, difference_ED)
+            norm_A = (bias_AD / (count_A + 1)[:, None]).norm(dim=1)
+        else:
+            norm_A = torch.zeros_like(count_A).index_add_(0, end_E, difference_ED.abs().mean(1))
+            norm_A = norm_A / count_A.clamp(min=1)
+        norms.append(float(hood.transport.gather(norm_A.double()).mean()))
+    return norms[0], norms[1]
+
+
+def peak_memory_mb(transport: Transport) -> float:
+    """The largest resident size of this process so far, summed over workers, in MB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return float(transport.sum(torch.tensor(peak, dtype=torch.float64)))

@@ -1,0 +1,178 @@
+"""The verbs that algorithms are written in.
+
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+
+An algorithm speaks of agents and their neighbours; where those live is the transport's business.
+Values on edges are a `Flow`: they are made and consumed one round of edges at a time (at most
+about one edge for every agent), so that a whole edge matrix of |E| × D is never held unless an
+algorithm asks for it.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from parley.codec import Codec, Dense
+from parley.data import Batch
+from parley.engine import Engine
+from parley.transport import Kind, Transport
+
+
+class Flow:
+    """Values on the hosted agents' incoming edges, as encoded messages, round by round."""
+
+    def __init__(
+        self, codec: Codec, dtype: torch.dtype, make: Callable[[], Iterator[Tensor]]
+    ) -> None:
+        self.codec = codec
+        self.dtype = dtype
+        self._make = make
+
+    def messages(self) -> Iterator[Tensor]:
+        """The messages of each round's edges, ``uint8[edges, bytes]``."""
+        return self._make()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The values of each round's edges, ``[edges, D]``."""
+        return (self.decode(wire_EB) for wire_EB in self._make())
+
+    def decode(self, wire_EB: Tensor) -> Tensor:
+        """Messages of this flow as values."""
+        return self.codec.decode(wire_EB, self.dtype)
+
+
+class Neighbourhood:
+    """Agents hosted here, their edges and the weights on them."""
+
+    def __init__(self, transport: Transport, engine: Engine) -> None:
+        self.transport = transport
+        self.engine = engine
+        self.task = engine.task
+        self.placement = transport.placement
+        self.agents = self.placement.agents
+        self.sizes = self.task.sizes
+        """Entries of each parameter tensor in the flat vector."""
+        self.loss_A: Tensor | None = None
+        """Loss of the hosted agents' own models when `gradient` was last asked for."""
+        self._dense = Dense(self.task.size)
+
+        topology, row = transport.topology, self.placement.row
+        edges, weights = topology.edges, topology.weights
+        device, dtype = self.task.start().device, self.task.dtype
+
+        def index(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        self._rounds = range(len(topology.rounds))
+        self._self_weight_A = column([weights[i, i] for i in self.agents])
+        # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
+        # Values are averaged with a row of W, replies with a column of it.
+        self._weight_in = [
+            column([weights[edges[e][1], edges[e][0]] for e in r]) for r in transport.incoming_of
+        ]
+        self._weight_out = [
+            column([weights[edges[e][1], edges[e][0]] for e in r]) for r in transport.outgoing_of
+        ]
+        self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
+        self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
+        self._owners = [[edges[e][0] for e in r] for r in transport.incoming_of]
+        self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
+        self.incoming = sum(len(r) for r in transport.incoming_of)
+        """Size of axis I. Edges stand in the order of the rounds."""
+        self.outgoing = sum(len(r) for r in transport.outgoing_of)
+        """Size of axis O. Edges stand in the order of the rounds."""
+        self.receiver_I = torch.cat([index([]), *self._receiver])
+        """Row on axis A of the agent at which each incoming edge ends."""
+        self.sender_O = torch.cat([index([]), *self._sender])
+        """Row on axis A of the agent at which each outgoing edge starts."""
+
+    def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
+        """Each agent's gradient on its own batch, g^ii."""
+        rows = range(len(self.agents))
+        self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
+        return g_AD
+
+    def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
+        """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
+        codec = codec or self._dense
+        arrivals = self.transport.forward(codec.encode(x_AD), kind, codec)
+        incoming = self.transport.incoming_of
+        return Flow(codec, x_AD.dtype, lambda: (arrivals.of(edges) for edges in incoming))
+
+    def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
+        """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
+
+        def make() -> Iterator[Tensor]:
+            for r, x_ED in zip(self._rounds, x_I, strict=True):
+                rows, owners = self._rows[r], self._owners[r]
+                yield self._dense.encode(self.engine.gradients(x_ED, batch, rows, owners)[1])
+
+        return Flow(self._dense, x_I.dtype, make)
+
+    def stored(self, values_ID: Tensor) -> Flow:
+        """Values that have been kept, as a flow again."""
+        return Flow(
+            self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
+        )
+
+    def compress(self, g_I: Flow, e_ID: Tensor, codec: Codec) -> Flow:
+        """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
+
+        def make() -> Iterator[Tensor]:
+            for e_ED, g_ED in zip(self._split(e_ID), g_I, strict=True):
+                p_ED = g_ED + e_ED
+                wire_EB = codec.encode(p_ED)
+                e_ED.copy_(p_ED - codec.decode(wire_EB, p_ED.dtype))
+                yield wire_EB
+
+        return Flow(codec, g_I.dtype, make)
+
+    def average(self, x_AD: Tensor, x_I: Flow) -> Tensor:
+        """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
+        return self.cluster(x_AD, x_I, alpha=0.0)
+
+    def average_replies(self, g_AD: Tensor, g_I: Flow) -> Tensor:
+        """The weighted mean of the own value and the replies, Σ_j w_ij g^ij."""
+        return self.cluster(g_AD, g_I, alpha=1.0)
+
+    def cluster(self, g_AD: Tensor, g_I: Flow, alpha: float) -> Tensor:
+        """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
+
+        The values are added up as they come and stored nowhere. At α = 0 nothing is sent.
+        """
+        mean_AD = self._self_weight_A * g_AD
+        for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
+            if alpha < 1:
+                g_ED = g_I.decode(wire_EB)
+                mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._weight_in[r] * g_ED)
+            if alpha > 0:
+                r_ED = g_I.decode(self._reply(wire_EB, r, g_I.codec, "cross_gradients"))
+                mean_AD.index_add_(0, self._sender[r], alpha * self._weight_out[r] * r_ED)
+        return mean_AD
+
+    def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
+        """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
+        replies = [
+            g_I.decode(self._reply(wire_EB, r, g_I.codec, kind))
+            for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True)
+        ]
+        return torch.cat(replies) if replies else self.task.start()[None][:0]
+
+    def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
+        """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
+        return x_AD + gamma * (self.average(x_AD, self.exchange(x_AD, kind=kind)) - x_AD)
+
+    def zeros_I(self) -> Tensor:
+        """A zero vector for every incoming edge, [I, D]."""
+        start = self.task.start()
+        return start.new_zeros(self.incoming, len(start))
+
+    def _reply(self, wire_EB: Tensor, r: int, codec: Codec, kind: Kind) -> Tensor:
+        return self.transport.backward(wire_EB, r, kind, codec)
+
+    def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
+        return iter(values_ID.split([len(rows) for rows in self._rows]))

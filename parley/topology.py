@@ -1,0 +1,742 @@
+"""Who talks to whom, and how much weight each gives the other: graphs and mixing matrices.
+
+    parse("circulant:1,5", agents=10)   what a config or the command line writes
+    circulant(10, [1, 5])               the same from Python
+
+An edge (j, i) means "j sends to i", and `weights[i, j]` is the weight that i gives to what j
+sends, so one gossip step is x <- weights @ x and its rows are the receivers.
+
+>>> ring(4).weights.round(3)
+array([[0.333, 0.333, 0.   , 0.333],
+       [0.333, 0.333, 0.333, 0.   ],
+       [0.   , 0.333, 0.333, 0.333],
+       [0.333, 0.   , 0.333, 0.333]])
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, assert_never, final
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from parley.errors import BadValue, unknown_name
+
+Matrix: TypeAlias = npt.NDArray[np.float64]
+Edge: TypeAlias = tuple[int, int]
+Weights: TypeAlias = str | npt.ArrayLike
+"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn") or the matrix itself."""
+Property: TypeAlias = Literal["symmetric", "doubly-stochastic", "row-stochastic"]
+
+TOLERANCE = 1e-9
+DRAWS = 100  # how often a random graph is drawn again before it counts as never connected
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """A strongly connected graph of agents 0..N-1 with the weights of one gossip step.
+
+    >>> t = star(4)
+    >>> t.agents, t.neighbours(0), t.neighbours(3), t.diameter
+    (4, (1, 2, 3), (0,), 2)
+    >>> t.edges
+    ((1, 0), (2, 0), (3, 0), (0, 1), (0, 2), (0, 3))
+    """
+
+    name: str
+    """The spec that it came from, such as "ring" or "circulant:1,5"."""
+    graph: nx.DiGraph[int]
+    """Nodes 0..N-1, no self-loops; an edge (j, i) means that j sends to i."""
+    weights: Matrix  # [N, N]
+    """`weights[i, j]` is what i gives to j's value; nonzero only where j sends to i or i == j."""
+    scheme: str = "explicit"
+    """How the weights were made: "uniform", "metropolis", "sinkhorn" or "explicit"."""
+
+    def __post_init__(self) -> None:
+        n = len(self.graph)
+        if n == 0:
+            raise BadValue("agents", 0, "1 or more")
+        if set(self.graph) != set(range(n)) or nx.number_of_selfloops(self.graph):
+            raise BadValue(
+                "topology", self.name, "a graph on 0..N-1 without self-loops, or from_graph(...)"
+            )
+        _check_connected(self.name, self.graph)
+        # Copies, locked: a topology is shared by every agent of a worker.
+        object.__setattr__(self, "graph", nx.freeze(nx.DiGraph(self.graph)))
+        weights = _as_matrix(self.weights, self.graph)
+        weights.setflags(write=False)
+        object.__setattr__(self, "weights", weights)
+
+    @property
+    def agents(self) -> int:
+        """How many agents there are, N."""
+        return len(self.graph)
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every directed edge (source, destination), ordered by destination, then source."""
+        return tuple(sorted(self.graph.edges, key=lambda edge: (edge[1], edge[0])))
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[int, ...], ...]:
+        """The edges, as indices into `edges`, in chunks of at most N.
+
+        Streaming one chunk after another keeps edge tensors at the size of the agents' own,
+        N x D, where all edges at once would need |E| x D.
+
+        An edge's slot is its position among its destination's incoming edges. A slot therefore
+        has at most one edge per agent; neighbouring slots share a round while they fit in N.
+
+        >>> [len(r) for r in ring(6).rounds], [len(r) for r in star(6).rounds]
+        ([6, 6], [6, 4])
+        """
+        slots: list[list[int]] = []
+        position = dict.fromkeys(range(self.agents), 0)
+        for index, (_, dst) in enumerate(self.edges):
+            if position[dst] == len(slots):
+                slots.append([])
+            slots[position[dst]].append(index)
+            position[dst] += 1
+        rounds: list[list[int]] = []
+        for slot in slots:
+            if rounds and len(rounds[-1]) + len(slot) <= self.agents:
+                rounds[-1] += slot
+            else:
+                rounds.append(slot)
+        return tuple(tuple(sorted(r)) for r in rounds)
+
+    def neighbours(self, agent: int) -> tuple[int, ...]:
+        """The agents that send to `agent`, in order."""
+        return tuple(sorted(self.graph.predecessors(agent)))
+
+    @cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """How many neighbours each agent hears."""
+        return tuple(int(self.graph.in_degree(i)) for i in range(self.agents))
+
+    @cached_property
+    def out_degrees(self) -> tuple[int, ...]:
+        """How many neighbours each agent sends to."""
+        return tuple(int(self.graph.out_degree(i)) for i in range(self.agents))
+
+    @cached_property
+    def directed(self) -> bool:
+        """Whether some agent sends to one that does not send back."""
+        return _one_way(self.graph) is not None
+
+    @cached_property
+    def symmetric(self) -> bool:
+        """Whether every two agents give each other the same weight."""
+        return self._flaw("symmetric") is None
+
+    @cached_property
+    def row_stochastic(self) -> bool:
+        """Whether each agent takes a weighted mean: no negative weight, rows sum to 1."""
+        return self._flaw("row-stochastic") is None
+
+    @cached_property
+    def doubly_stochastic(self) -> bool:
+        """Whether columns sum to 1 too, so that mixing preserves the mean over agents."""
+        return self._flaw("doubly-stochastic") is None
+
+    @cached_property
+    def eigenvalues(self) -> npt.NDArray[np.complex128]:  # [N]
+        """The eigenvalues of the weights, by falling modulus."""
+        symmetric = np.array_equal(self.weights, self.weights.T)
+        values = (np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(self.weights)
+        return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
+
+    @cached_property
+    def spectral_gap(self) -> float:
+        """1 - max(|λ₂|, |λ_N|): how much of the disagreement one gossip step removes.
+
+        >>> full(5).spectral_gap, round(ring(5).spectral_gap, 4)
+        (1.0, 0.4607)
+        """
+        gap = 1.0 - float(np.abs(self.eigenvalues[1:2]).sum())  # one agent has no second one
+        return round(gap, 12)  # eigenvalues are no better than this
+
+    @cached_property
+    def lambda_min(self) -> float:
+        """The smallest eigenvalue (its real part, if the weights are not symmetric)."""
+        return round(float(self.eigenvalues.real.min()), 12)
+
+    @cached_property
+    def diameter(self) -> int:
+        """How many hops the farthest agent is away."""
+        return int(nx.diameter(self.graph))
+
+    def require(self, what: Property, who: str) -> None:
+        """Raise the error that explains why `who` cannot work with these weights, if so.
+
+        >>> star(3, weights="uniform").require("symmetric", "choco")
+        Traceback (most recent call last):
+        parley.errors.BadValue: weights: 'uniform' is not valid (choco needs symmetric weights;
+        agent 0 gives agent 1 0.333333 but gets 0.5); valid: weights=metropolis
+        """
+        flaw = self._flaw(what)
+        if flaw is None:
+            return
+        match what:
+            case "symmetric" if self.directed:
+                remedy = "weights=metropolis on an undirected topology, such as ring"
+            case "symmetric":
+                remedy = "weights=metropolis"
+            case "doubly-stochastic":
+                remedy = "weights=sinkhorn" if self.directed else "weights=metropolis"
+            case "row-stochastic":
+                remedy = "weights=auto, or a matrix of weights from 0 whose rows sum to 1"
+            case _:
+                assert_never(what)
+        raise BadValue("weights", self.scheme, remedy, f"{who} needs {what} weights; {flaw}")
+
+    def _flaw(self, what: Property) -> str | None:
+        """The first place where the weights lack a property, in words; None if they have it."""
+        w = self.weights
+        if what == "symmetric":
+            for i, j in np.argwhere(np.abs(w - w.T) > TOLERANCE)[:1]:
+                return f"agent {i} gives agent {j} {w[i, j]:g} but gets {w[j, i]:g}"
+            return None
+        for i, j in np.argwhere(w < -TOLERANCE)[:1]:
+            return f"agent {i} gives agent {j} the negative weight {w[i, j]:g}"
+        for (i,) in np.argwhere(np.abs(w.sum(axis=1) - 1) > TOLERANCE)[:1]:
+            return f"row {i} sums to {w[i].sum():g}"
+        if what == "doubly-stochastic":
+            for (j,) in np.argwhere(np.abs(w.sum(axis=0) - 1) > TOLERANCE)[:1]:
+                return f"column {j} sums to {w[:, j].sum():g}"
+        return None
+
+
+def describe(topology: Topology) -> dict[str, str | int | float | bool]:
+    """A topology's figures as plain values, ready for JSON or a table.
+
+    >>> describe(ring(10))["degree_mean"], describe(ring(10))["diameter"]
+    (2.0, 5)
+    """
+    return {
+        "name": topology.name,
+        "agents": topology.agents,
+        "edges": len(topology.edges),
+        "degree_min": min(topology.degrees),
+        "degree_mean": len(topology.edges) / topology.agents,
+        "degree_max": max(topology.degrees),
+        "directed": topology.directed,
+        "weights": topology.scheme,
+        "symmetric": topology.symmetric,
+        "doubly_stochastic": topology.doubly_stochastic,
+        "spectral_gap": topology.spectral_gap,
+        "lambda_min": topology.lambda_min,
+        "diameter": topology.diameter,
+        "messages_per_round": sum(topology.out_degrees) / topology.agents,
+    }
+
+
+# Graphs
+
+
+def ring(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone talks to the agents before and after; two agents are one pair, one is alone."""
+    return _undirected("ring", agents, ((i, (i + 1) % agents) for i in range(agents)), weights)
+
+
+def directed_ring(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone sends to the next agent only."""
+    return _directed(
+        "directed-ring", agents, ((i, (i + 1) % agents) for i in range(agents)), weights
+    )
+
+
+def chain(agents: int, *, weights: Weights = "auto") -> Topology:
+    """A ring that is open between the last agent and the first."""
+    return _undirected("chain", agents, ((i, i + 1) for i in range(agents - 1)), weights)
+
+
+def torus(agents: int | tuple[int, int], *, weights: Weights = "auto") -> Topology:
+    """A grid whose borders meet, numbered row by row; the most square one for a number.
+
+    >>> torus(20).neighbours(0), torus((2, 10)).neighbours(0)
+    ((1, 4, 5, 15), (1, 9, 10))
+    """
+    if isinstance(agents, tuple):
+        rows, columns = agents
+        name = f"torus:{rows}x{columns}"
+        if min(agents) < 2:
+            raise BadValue("topology", name, "torus:RxC with R and C 2 or more, or ring")
+    else:
+        name = "torus"
+        rows, columns = torus_shape(agents)
+    n = rows * columns
+    right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
+    below = ((i, (i + columns) % n) for i in range(n))
+    return _undirected(name, n, [*right, *below], weights)
+
+
+def torus_shape(agents: int) -> tuple[int, int]:
+    """The most square rows x columns of 2 or more each.
+
+    >>> torus_shape(20), torus_shape(10)
+    ((4, 5), (2, 5))
+    """
+    _check_agents(agents)
+    for rows in range(int(agents**0.5), 1, -1):
+        if agents % rows == 0:
+            return rows, agents // rows
+    raise BadValue(
+        "topology",
+        "torus",
+        f"a number of agents that is a product of two, such as {max(4, agents + agents % 2)}, "
+        "or topology=ring",
+        f"{agents} agents make no grid of 2 or more rows and columns",
+    )
+
+
+def circulant(agents: int, offsets: Sequence[int], *, weights: Weights = "auto") -> Topology:
+    """Everyone talks to the agents `offset` places before and after, for each offset.
+
+    >>> circulant(10, [1, 5]).neighbours(0)
+    (1, 5, 9)
+    """
+    name = "circulant:" + ",".join(map(str, offsets))
+    if not offsets or not all(0 < offset < agents for offset in offsets):
+        raise BadValue("topology", name, f"offsets from 1 to {agents - 1} for {agents} agents")
+    return _undirected(name, agents, _steps(agents, offsets), weights)
+
+
+def exponential(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone talks to the agents 1, 2, 4, ... places before and after, up to half way round.
+
+    >>> exponential(16).neighbours(0)
+    (1, 2, 4, 8, 12, 14, 15)
+    """
+    offsets = [2**k for k in range(max(agents, 0).bit_length()) if 2 ** (k + 1) <= agents]
+    return _undirected("exponential", agents, _steps(agents, offsets), weights)
+
+
+def full(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone talks to everyone: one gossip step is the exact mean."""
+    return _undirected("full", agents, ((i, j) for i in range(agents) for j in range(i)), weights)
+
+
+def star(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Agent 0 talks to everyone, the others to agent 0 only."""
+    return _undirected("star", agents, ((0, i) for i in range(1, agents)), weights)
+
+
+def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone talks to the agents whose numbers differ in one binary digit.
+
+    >>> hypercube(8).neighbours(5)
+    (1, 4, 7)
+    """
+    _check_agents(agents)
+    if agents & (agents - 1):
+        below = 1 << (agents.bit_length() - 1)
+        raise BadValue(
+            "topology",
+            "hypercube",
+            f"a power of two, such as {below} or {2 * below}; or topology=exponential",
+            f"{agents} agents are no power of two",
+        )
+    bits = [1 << k for k in range(agents.bit_length() - 1)]
+    return _undirected(
+        "hypercube", agents, ((i, i ^ b) for i in range(agents) for b in bits), weights
+    )
+
+
+def random_regular(
+    agents: int, degree: int, seed: int = 0, *, weights: Weights = "auto"
+) -> Topology:
+    """A random connected graph in which everyone has `degree` neighbours."""
+    _check_agents(agents)
+    name = f"random-regular:{degree}"
+    if not 0 <= degree < agents or agents * degree % 2:
+        raise BadValue("topology", name, f"a degree below {agents} that makes agents x degree even")
+
+    def draw(source: int) -> list[Edge]:
+        return list(nx.random_regular_graph(degree, agents, seed=source).edges)
+
+    edges = _first_connected(name, agents, draw, seed, "a degree of 2 or more")
+    return _undirected(name, agents, edges, weights)
+
+
+def erdos_renyi(agents: int, p: float, seed: int = 0, *, weights: Weights = "auto") -> Topology:
+    """A random connected graph in which each pair talks with probability `p`."""
+    _check_agents(agents)
+    name = f"erdos-renyi:{p}"
+    if not 0 < p <= 1:
+        raise BadValue("topology", name, "a probability above 0, up to 1")
+
+    def draw(source: int) -> list[Edge]:
+        drawn = np.triu(np.random.default_rng(source).random((agents, agents)) < p, k=1)
+        return [(int(i), int(j)) for i, j in np.argwhere(drawn)]
+
+    threshold = min(1.0, np.log(max(agents, 2)) / agents)
+    edges = _first_connected(name, agents, draw, seed, f"a probability above {threshold:.2g}")
+    return _undirected(name, agents, edges, weights)
+
+
+def from_graph(graph: nx.Graph[Any], *, weights: Weights = "auto", name: str = "graph") -> Topology:
+    """Your own networkx graph; its nodes become 0..N-1, sorted if they can be.
+
+    If every edge has a "weight", those are the weights that "auto" takes: edge (j, i) holds
+    what i gives to j, a self-loop what an agent keeps; without one it keeps 1 - the others.
+
+    >>> from_graph(nx.path_graph(["b", "c", "a"])).neighbours(0)  # a hears c
+    (2,)
+    """
+    if graph.is_multigraph():
+        raise BadValue("topology", name, "a networkx Graph or DiGraph", "it has parallel edges")
+    try:
+        nodes = sorted(graph)
+    except TypeError:
+        nodes = list(graph)
+    number = {node: i for i, node in enumerate(nodes)}
+    both_ways: nx.DiGraph[Any] = nx.DiGraph(graph)
+    given: dict[Edge, float | None] = {
+        (number[j], number[i]): data.get("weight") for j, i, data in both_ways.edges(data=True)
+    }
+    return _from_edges(name, len(nodes), given, weights)
+
+
+def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
+    """A graph from a text file with one edge per line.
+
+    0 1         agents 0 and 1 send to each other
+    2 -> 0      agent 2 sends to agent 0
+    2 -> 0 0.3  and agent 0 gives it the weight 0.3 (all lines have a weight, or none)
+    0 0 0.4     agent 0 keeps 0.4 of its own value; without this line, 1 - the others
+    # a comment
+    """
+    name = f"file:{path}"
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise BadValue("topology", name, "a readable text file of edges", reason) from None
+    given: dict[Edge, float | None] = {}
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        edge = re.fullmatch(r"(\d+)(?:\s*(->)\s*|\s+)(\d+)(?:\s+(\S+))?", text)
+        try:
+            if edge is None:
+                raise ValueError("no edge")
+            weight = None if edge[4] is None else float(edge[4])
+            if weight is not None and not np.isfinite(weight):
+                raise ValueError("no number")
+        except ValueError:
+            raise BadValue(
+                "topology", name, "lines like 0 1, 0 -> 1 or 0 1 0.25", f"line {number}: {text!r}"
+            ) from None
+        j, i = int(edge[1]), int(edge[3])
+        for way in [(j, i)] if edge[2] else [(j, i), (i, j)]:
+            if given.setdefault(way, weight) != weight:
+                because = f"line {number} gives edge {way[0]} -> {way[1]} another weight"
+                raise BadValue("topology", name, "one weight per edge", because)
+    known = {agent for edge in given for agent in edge}
+    if missing := set(range(len(known))) - known:
+        because = f"no line has agent {min(missing)}" if known else "it has no edges"
+        raise BadValue("topology", name, "lines that have every agent from 0 on", because)
+    weighted = [weight is not None for (j, i), weight in given.items() if i != j]
+    if any(weighted) and not all(weighted):
+        raise BadValue("topology", name, "a weight on every line or on none")
+    return _from_edges(name, len(known), given, weights)
+
+
+# Specs: a name, or name:arguments
+
+
+@dataclass(frozen=True)
+class _Family:
+    example: str
+    read: Callable[[str], Any]  # the text after the colon; a ValueError if it makes no sense
+    build: Callable[[int, Any, int, Weights], Topology]  # agents, what was read, seed, weights
+
+
+def _plain(name: str, build: Callable[..., Topology]) -> _Family:
+    def read(text: str) -> None:
+        if text:
+            raise ValueError("takes no arguments")
+
+    return _Family(name, read, lambda n, _, seed, weights: build(n, weights=weights))
+
+
+def _read_shape(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    rows, columns = map(int, text.split("x"))
+    return rows, columns
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "ring": _plain("ring", ring),
+    "directed-ring": _plain("directed-ring", directed_ring),
+    "chain": _plain("chain", chain),
+    "torus": _Family(
+        "torus or torus:2x5",
+        _read_shape,
+        lambda n, shape, seed, weights: torus(shape or n, weights=weights),
+    ),
+    "circulant": _Family(
+        "circulant:1,5",
+        lambda text: [int(offset) for offset in text.split(",")],
+        lambda n, offsets, seed, weights: circulant(n, offsets, weights=weights),
+    ),
+    "exponential": _plain("exponential", exponential),
+    "full": _plain("full", full),
+    "star": _plain("star", star),
+    "hypercube": _plain("hypercube", hypercube),
+    "random-regular": _Family(
+        "random-regular:3",
+        int,
+        lambda n, degree, seed, weights: random_regular(n, degree, seed, weights=weights),
+    ),
+    "erdos-renyi": _Family(
+        "erdos-renyi:0.5",
+        float,
+        lambda n, p, seed, weights: erdos_renyi(n, p, seed, weights=weights),
+    ),
+}
+
+EXAMPLES: tuple[str, ...] = (*(f.example for f in _FAMILIES.values()), "file:graph.txt")
+"""How each kind of topology is written in a config."""
+
+
+def parse(
+    spec: str | nx.Graph[Any] | Topology,
+    agents: int | None = None,
+    weights: Weights = "auto",
+    seed: int = 0,
+) -> Topology:
+    """The topology that a spec, a networkx graph or a topology stands for.
+
+    "auto" keeps weights that the file, graph or topology brings; any other value replaces them.
+
+    >>> parse("circulant:1,5", 20).degrees[0], parse("torus:2x5").agents
+    (4, 10)
+    >>> parse("rng", 5)
+    Traceback (most recent call last):
+    parley.errors.BadValue: topology: 'rng' is not valid (did you mean 'ring'?); valid: ...
+    """
+    if agents is not None:
+        _check_agents(agents)
+    if isinstance(spec, str):
+        topology = _parse_text(spec, agents, weights, seed)
+    elif isinstance(spec, Topology):
+        keep = isinstance(weights, str) and weights == "auto"
+        topology = spec if keep else _weighted(spec.name, spec.graph, weights)
+    elif isinstance(spec, nx.Graph):
+        topology = from_graph(spec, weights=weights)
+    else:
+        raise BadValue("topology", spec, "a spec such as 'ring', a networkx graph or a Topology")
+    if agents is not None and topology.agents != agents:
+        because = f"topology {topology.name!r} has {topology.agents} agents"
+        raise BadValue("agents", agents, str(topology.agents), because)
+    return topology
+
+
+def _parse_text(spec: str, agents: int | None, weights: Weights, seed: int) -> Topology:
+    name, _, text = spec.strip().partition(":")
+    if name == "file":
+        return from_file(text, weights=weights)
+    if name not in _FAMILIES:
+        raise unknown_name("topology", name, [*_FAMILIES, "file"])
+    family = _FAMILIES[name]
+    try:
+        arguments = family.read(text)
+    except ValueError:
+        raise BadValue("topology", spec, family.example) from None
+    if agents is None:
+        if not isinstance(arguments, tuple):
+            raise BadValue("agents", None, f"a number of agents for topology {spec!r}")
+        agents = arguments[0] * arguments[1]  # torus:2x5 says it itself
+    return family.build(agents, arguments, seed, weights)
+
+
+# Weights
+
+
+def uniform(graph: nx.DiGraph[int]) -> Matrix:
+    """Everyone gives itself and each neighbour the same: rows sum to 1, columns need not."""
+    pattern = _pattern(graph)
+    weights: Matrix = pattern / pattern.sum(axis=1, keepdims=True)
+    return weights
+
+
+def metropolis(graph: nx.DiGraph[int]) -> Matrix:
+    """1 / (1 + the larger degree) on each edge, the rest on the diagonal; undirected graphs.
+
+    Xiao, Boyd, Kim: Distributed average consensus with least-mean-square deviation, 2007.
+    """
+    if (edge := _one_way(graph)) is not None:
+        because = f"agent {edge[0]} sends to agent {edge[1]} but hears nothing back"
+        raise BadValue(
+            "weights", "metropolis", "sinkhorn or uniform on a directed topology", because
+        )
+    heard = _heard(graph)
+    even = 1 / (1 + heard.sum(axis=1))
+    weights: Matrix = heard * np.minimum.outer(even, even)
+    # 1 - the row's sum, written so that a regular graph gets its 1/(degree + 1) exactly.
+    np.fill_diagonal(weights, even + (heard * even[:, None] - weights).sum(axis=1))
+    return weights
+
+
+def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_000) -> Matrix:
+    """Doubly stochastic weights for any strongly connected graph, directed or not.
+
+    Rows and columns of A + I are normalised in turn (Sinkhorn, Knopp 1967). That converges
+    because the pattern has total support: every edge of a strongly connected graph lies on a
+    cycle, and that cycle together with the self-loops of all other agents is a permutation
+    inside the pattern.
+
+    >>> sinkhorn(nx.DiGraph([(0, 1), (1, 2), (2, 0)]))
+    array([[0.5, 0. , 0.5],
+           [0.5, 0.5, 0. ],
+           [0. , 0.5, 0.5]])
+    """
+    pattern = _pattern(graph)
+    rows, columns = 1 / pattern.sum(axis=1), np.ones(len(graph))
+    for _ in range(steps):
+        columns = 1 / (rows @ pattern)
+        sums = pattern @ columns
+        if np.abs(rows * sums - 1).max() <= tolerance:  # the columns were just made exact
+            weights: Matrix = rows[:, None] * pattern * columns
+            return weights
+        rows = 1 / sums
+    raise BadValue(
+        "weights", "sinkhorn", "uniform, or a matrix", f"not converged after {steps} steps"
+    )
+
+
+SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Matrix]] = {
+    "uniform": uniform,
+    "metropolis": metropolis,
+    "sinkhorn": sinkhorn,
+}
+
+
+# Parts
+
+
+def _undirected(name: str, agents: int, pairs: Iterable[Edge], weights: Weights) -> Topology:
+    both_ways = (way for i, j in pairs for way in ((i, j), (j, i)))
+    return _directed(name, agents, both_ways, weights)
+
+
+def _directed(name: str, agents: int, edges: Iterable[Edge], weights: Weights) -> Topology:
+    _check_agents(agents)
+    return _weighted(name, _digraph(agents, edges), weights)
+
+
+def _from_edges(
+    name: str, agents: int, given: Mapping[Edge, float | None], weights: Weights
+) -> Topology:
+    """A topology from edges that may carry weights, which "auto" then takes."""
+    graph = _digraph(agents, given)
+    complete = graph.size() and all(given[edge] is not None for edge in graph.edges)
+    if complete and isinstance(weights, str) and weights == "auto":
+        matrix = np.zeros((agents, agents))
+        for (j, i), weight in given.items():
+            matrix[i, j] = np.nan if weight is None else weight
+        for i in range(agents):
+            if given.get((i, i)) is None:
+                matrix[i, i] = 0.0
+                matrix[i, i] = 1 - matrix[i].sum()
+        weights = matrix
+    return _weighted(name, graph, weights)
+
+
+def _weighted(name: str, graph: nx.DiGraph[int], weights: Weights) -> Topology:
+    if not isinstance(weights, str):
+        return Topology(name, graph, _as_matrix(weights, graph))
+    _check_connected(name, graph)  # before sinkhorn, which would not converge
+    if weights == "auto":
+        weights = "metropolis" if _one_way(graph) is None else "sinkhorn"
+    if weights not in SCHEMES:
+        raise unknown_name("weights", weights, [*SCHEMES, "auto"])
+    return Topology(name, graph, SCHEMES[weights](graph), weights)
+
+
+def _digraph(agents: int, edges: Iterable[Edge]) -> nx.DiGraph[int]:
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(agents))
+    graph.add_edges_from((j, i) for j, i in edges if i != j)
+    return graph
+
+
+def _heard(graph: nx.DiGraph[int]) -> Matrix:
+    """1 at [i, j] where i hears j."""
+    heard = np.zeros((len(graph), len(graph)))
+    for j, i in graph.edges:
+        heard[i, j] = 1
+    return heard
+
+
+def _pattern(graph: nx.DiGraph[int]) -> Matrix:
+    """1 where a weight may be: where i hears j, and on the diagonal."""
+    return _heard(graph) + np.eye(len(graph))
+
+
+def _one_way(graph: nx.DiGraph[int]) -> Edge | None:
+    """An edge without its reverse, if there is one."""
+    return min((e for e in graph.edges if not graph.has_edge(e[1], e[0])), default=None)
+
+
+def _steps(agents: int, offsets: Iterable[int]) -> list[Edge]:
+    return [(i, (i + offset) % agents) for i in range(agents) for offset in offsets]
+
+
+def _first_connected(
+    name: str, agents: int, draw: Callable[[int], list[Edge]], seed: int, remedy: str
+) -> list[Edge]:
+    for attempt in range(DRAWS):
+        source = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0])
+        edges = draw(source)
+        if nx.is_connected(_digraph(agents, edges).to_undirected()):
+            return edges
+    because = f"none of {DRAWS} draws for {agents} agents was connected"
+    raise BadValue("topology", name, f"{remedy}, or another seed", because)
+
+
+def _check_agents(agents: int) -> None:
+    if agents < 1:
+        raise BadValue("agents", agents, "1 or more")
+
+
+def _check_connected(name: str, graph: nx.DiGraph[int]) -> None:
+    parts = sorted(nx.strongly_connected_components(graph), key=lambda part: (len(part), min(part)))
+    if len(parts) <= 1:
+        return
+    alone, crowd = min(parts[0]), min(parts[-1])
+    if _one_way(graph) is None:
+        because = f"agent {alone} is cut off from agent {crowd}"
+    elif nx.has_path(graph, crowd, alone):
+        because = f"nothing that agent {alone} sends reaches agent {crowd}"
+    else:
+        because = f"nothing that agent {crowd} sends reaches agent {alone}"
+    raise BadValue("topology", name, "a graph in which everyone can reach everyone", because)
+
+
+def _as_matrix(weights: npt.ArrayLike, graph: nx.DiGraph[int]) -> Matrix:
+    n = len(graph)
+    try:
+        matrix = np.array(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise BadValue("weights", weights, f"a scheme or a {n} x {n} matrix of numbers") from None
+    if matrix.shape != (n, n):
+        raise BadValue("weights", matrix.shape, f"shape ({n}, {n}) for {n} agents")
+    for i, j in np.argwhere(~np.isfinite(matrix))[:1]:
+        because = f"agent {i} gives it to agent {j}"
+        raise BadValue("weights", float(matrix[i, j]), "finite numbers", because)
+    for i, j in np.argwhere((matrix != 0) & (_pattern(graph) == 0))[:1]:
+        because = f"agent {i} gives it to agent {j}, which does not send to it"
+        raise BadValue("weights", float(matrix[i, j]), "0 where there is no edge", because)
+    return matrix
