@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench clean
 
 # Installed anew only when what it depends on changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -16,6 +16,11 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+# Ratios, measured side by side; on a machine that does nothing else.
+bench: .venv/installed
+	$(BIN)/python -m benchmarks.steps --missing
+	$(BIN)/python -m benchmarks.steps --table > docs/benchmarks-table.md
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,33 +89,31 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
-    own_data = None if isinstance(data, str) else datasets.from_user(data)
-    if own_data is not None:
+    own_data = None if isinstance(data, str) else _own_samples(data, options)
+    if own_data is None and test is not None:
+        raise BadValue("test", type(test).__name__, "only together with your own data")
+    graph = None if isinstance(topology, str) else topologies.parse(topology)
+    if graph is not None:
+        options.setdefault("agents", graph.agents)
+    elif own_data is not None:
         options.setdefault("agents", len(own_data))
-        options.setdefault("partition", "own")
-    if isinstance(topology, str):
-        options["topology"] = topology
-    else:
-        topology = topologies.parse(topology)
-        options.setdefault("agents", topology.agents)
-        options["topology"] = topology.name
     experiment = Experiment.of(
+        **options,
         data=data if isinstance(data, str) else "own",
         model=model if isinstance(model, str) else _name(model),
+        topology=graph.name if graph else topology,
         algorithm=algorithm,
-        **options,
     )
-    if not isinstance(model, str) and isinstance(data, str):
-        load: Callable[[Experiment], Problem] = partial(_own_model, model, topology, loss)
-    elif own_data is not None:
-        held_out = datasets.from_user([test])[0] if test is not None else _all(own_data)
-        load = partial(_own_data, model, topology, loss, own_data, held_out)
-    elif not isinstance(topology, str):
-        load = partial(_own_topology, topology)
+    if own_data is not None and len(own_data) != experiment.agents:
+        agents = experiment.agents
+        raise BadValue("data", f"{len(own_data)} datasets", f"one for each of {agents} agents")
+    build = None if isinstance(model, str) else _builder(model)
+    load: Callable[[Experiment], Problem]
+    if own_data is None:
+        load = partial(_named_data, graph, build, loss)
     else:
-        load = run.problem
-    if loss is not cross_entropy and own_data is None and isinstance(model, str):
-        raise BadValue("loss", loss, "only together with your own model or data")
+        held_out = _all(own_data) if test is None else _held_out(test, own_data[0])
+        load = partial(_own_data, graph, build, loss, own_data, held_out)
 
     with TrainingProgress(experiment, shown=progress and launch.is_first()) as bar:
 
@@ -134,53 +132,75 @@ def _name(model: object) -> str:
     return getattr(model, "__name__", type(model).__name__)
 
 
-def _builder(model: str | nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    if isinstance(model, nn.Module):
-        return partial(_same, model)
+def _own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
+    if not isinstance(data, list | tuple):
+        found = f"it is a {type(data).__name__}"
+        raise BadValue("data", _name(data), "a name, or a list of one dataset per agent", found)
+    if "partition" in options:
+        valid = "none together with your own data: each agent holds what you give it"
+        raise BadValue("partition", options["partition"], valid)
+    options["partition"] = "own"
+    return datasets.from_user(data)
+
+
+def _builder(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     if not callable(model):
         raise BadValue("model", model, "a name, an nn.Module, or a function that makes one")
-    return model
+    return partial(_make, model)
 
 
-def _same(model: nn.Module) -> nn.Module:
-    return model
+def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+    # A copy: training must not change what the user gave.
+    made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+    if not isinstance(made, nn.Module):
+        raise BadValue("model", _name(model), "something that makes an nn.Module when called")
+    return made
 
 
 def _all(samples: Sequence[Samples]) -> Samples:
     return Samples(torch.cat([s.inputs for s in samples]), torch.cat([s.targets for s in samples]))
 
 
-def _check_topology(experiment: Experiment, topology: str | Topology) -> Topology:
-    made = topologies.parse(topology, experiment.agents, experiment.weights, experiment.seed)
-    experiment.algorithm.check(made)
-    return made
+def _held_out(test: Any, like: Samples) -> Samples:
+    valid = "a dataset of the same kind as each agent's"
+    try:
+        [samples] = datasets.from_user([test])
+    except BadValue as error:
+        raise BadValue("test", type(test).__name__, valid, str(error)) from None
+    ours, theirs = samples.inputs, like.inputs
+    if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
+        because = f"its inputs are {ours.dtype} of shape {list(ours.shape[1:])}, theirs "
+        because += f"{theirs.dtype} of shape {list(theirs.shape[1:])}"
+        raise BadValue("test", type(test).__name__, valid, because)
+    return samples
 
 
-def _own_topology(topology: Topology, experiment: Experiment) -> Problem:
-    return run.problem(experiment, _check_topology(experiment, topology))
-
-
-def _own_model(model: Any, topology: str | Topology, loss: Loss, experiment: Experiment) -> Problem:
-    graph = _check_topology(experiment, topology)
-    return run.problem(experiment, graph, build=_builder(model), loss=loss)
+def _named_data(
+    topology: Topology | None,
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    experiment: Experiment,
+) -> Problem:
+    return run.problem(experiment, _graph(topology, experiment), build, loss)
 
 
 def _own_data(
-    model: Any,
-    topology: str | Topology,
+    topology: Topology | None,
+    build: Callable[[], nn.Module] | None,
     loss: Loss,
     samples: list[Samples],
     test: Samples,
     experiment: Experiment,
 ) -> Problem:
-    graph = _check_topology(experiment, topology)
-    if len(samples) != graph.agents:
-        raise BadValue("data", f"{len(samples)} datasets", f"one for each of {graph.agents} agents")
+    graph = _graph(topology, experiment)
+    experiment.algorithm.check(graph)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
-    if isinstance(model, str):
-        shape = tuple(test.inputs.shape[1:])
-        build: Callable[[], nn.Module] = run.builder(experiment, shape, classes)
-    else:
-        build = _builder(model)
-    names = tuple(str(c) for c in np.arange(classes))
+    build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
+    names = tuple(map(str, range(classes)))
     return Problem(graph, build, samples, test, Transform(), names, loss)
+
+
+def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
+    if topology is None:
+        return run.topology_of(experiment)
+    return topologies.parse(topology, experiment.agents, experiment.weights)

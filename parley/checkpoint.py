@@ -10,12 +10,15 @@ them, so that another placement can read what it needs. The two newest epochs ar
 import json
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 from torch import Tensor
 
 from parley.errors import ParleyError
@@ -38,9 +41,112 @@ def folder(run: Path, epoch: int) -> Path:
 
 
 def epochs_present(run: Path) -> list[int]:
-    """Epochs that have a checkpoint, newest last."""
-    found = (run / "checkpoint").glob("epoch-*/worker-*.safetensors")
-    return sorted({int(path.parent.name.removeprefix("epoch-")) for path in found})
+    """Epochs of which some worker has written its part, newest last."""
+    return [epoch for epoch, path in _folders(run) if _parts(path)]
+
+
+def newest(run: Path, transport: Transport) -> int:
+    """The newest epoch of which every worker finds all it needs; 0 if there is none.
+
+    A run that was stopped while it saved has an epoch that only some workers have written.
+    Workers on different hosts may see different files.
+    """
+    present = epochs_present(run)
+    limit = max(present, default=0)
+    while True:
+        usable = (e for e in reversed(present) if e <= limit and _complete(run, e, transport))
+        found = torch.full((len(transport.placement.agents),), next(usable, 0))
+        everyone = transport.gather(found)
+        limit = int(everyone.min())
+        if limit == int(everyone.max()):
+            return limit
+
+
+def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
+    """Writes this worker's part: whole or not at all."""
+    tensors = state._asdict() | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
+    arrays = {name: _array(name, value) for name, value in tensors.items()}
+    checks = {name: _check(array) for name, array in arrays.items()}
+    text = json.dumps({"about": about, "axes": _axes(transport), "checks": checks})
+    target = folder(run, epoch) / f"worker-{transport.placement.here}.safetensors"
+    temporary = target.with_suffix(".partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
+        temporary.replace(target)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
+
+
+def prune(run: Path, epoch: int) -> None:
+    """Removes all but the newest checkpoints; called once every worker has written that epoch's."""
+    # Every worker may do this at once, and a fast one may already be writing the next.
+    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def drop_after(run: Path, epoch: int) -> None:
+    """Removes what is newer than the epoch that a run goes on from: unfinished, or overtaken."""
+    for _, path in [f for f in _folders(run) if f[0] > epoch]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
+    """The rows that belong to the agents hosted here, whichever worker wrote them.
+
+    `template` is a state of the right type and shapes, as `Algorithm.init` makes it.
+    """
+    axes = {axis: {tuple(k): r for r, k in enumerate(ks)} for axis, ks in _axes(transport).items()}
+    missing = {axis: set(keys) for axis, keys in axes.items()}
+    fields = {name: torch.empty_like(value) for name, value in template._asdict().items()}
+    sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
+    targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
+    seconds, samples = 0.0, 0.0
+    for path in _parts(folder(run, epoch)):
+        header = _header(path)
+        rows: dict[str, tuple[list[int], list[int]]] = {}
+        for axis, keys in header["axes"].items():
+            there = [r for r, key in enumerate(keys) if tuple(key) in axes[axis]]
+            rows[axis] = [axes[axis][tuple(keys[r])] for r in there], there
+            missing[axis] -= {tuple(key) for key in keys}
+        if not any(here for here, _ in rows.values()):
+            continue
+        arrays = _arrays(path, header["checks"])
+        for name, target in targets.items():
+            here, there = rows[_axis(name)]
+            if name not in arrays or arrays[name].shape[1:] != target.shape[1:]:
+                raise ParleyError(f"checkpoint: {path} is of another model or algorithm ({name})")
+            target[here] = torch.from_numpy(arrays[name][there]).to(target)
+        # A worker's count of samples is shared out among its agents, who may live elsewhere now.
+        share = len(rows["A"][0]) / len(header["axes"]["A"])
+        seconds = max(seconds, header["about"]["seconds"])
+        samples += share * header["about"]["samples"]
+    for axis, keys in missing.items():
+        if keys:
+            what = f"agent {min(keys)[0]}" if axis == "A" else "edge {} -> {}".format(*min(keys))
+            raise ParleyError(
+                f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is of another graph, "
+                "or incomplete"
+            )
+    about = {"epoch": epoch, "seconds": seconds, "samples": samples}
+    return Loaded(type(template)(**fields), about, sent)
+
+
+def _folders(run: Path) -> list[tuple[int, Path]]:
+    """The folder of each epoch, whatever is in it, newest last."""
+    found = ((path.name.removeprefix("epoch-"), path) for path in run.glob("checkpoint/epoch-*"))
+    return sorted((int(number), path) for number, path in found if number.isdigit())
+
+
+def _parts(path: Path) -> list[Path]:
+    return sorted(path.glob("worker-*.safetensors"))
+
+
+def _complete(run: Path, epoch: int, transport: Transport) -> bool:
+    written = {key[0] for path in _parts(folder(run, epoch)) for key in _header(path)["axes"]["A"]}
+    return written.issuperset(transport.placement.agents)
 
 
 def _axes(transport: Transport) -> dict[str, list[list[int]]]:
@@ -52,77 +158,45 @@ def _axes(transport: Transport) -> dict[str, list[list[int]]]:
 
 
 def _axis(field: str) -> str:
+    """The first axis of a field, by which its rows are told apart: A of ``x_AD``."""
     return field.rpartition("_")[2][0]
 
 
-def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
-    """Writes this worker's part: whole or not at all."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state._asdict().items()}
-    tensors |= {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
-    checks = {
-        name: zlib.crc32(t.numpy().data.cast("B")) for name, t in tensors.items() if t.numel()
-    }
-    metadata = {"about": about, "axes": _axes(transport), "checks": checks}
-    target = folder(run, epoch) / f"worker-{transport.placement.here}.safetensors"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_suffix(".partial")
-    try:
-        save_file(tensors, temporary, {"parley": json.dumps(metadata)})
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _array(name: str, value: Tensor) -> "np.ndarray[Any, Any]":
+    if _axis(name) not in ("A", "I", "O") or "_" not in name:
+        raise TypeError(f"{name}: a field of a state must end in its axes, as x_AD or e_ID do")
+    return np.ascontiguousarray(value.detach().cpu().numpy())
 
 
-def prune(run: Path) -> None:
-    """Removes all but the newest checkpoints; called once every worker has written the newest."""
-    for epoch in epochs_present(run)[:-KEPT]:
-        shutil.rmtree(folder(run, epoch))
+def _check(array: "np.ndarray[Any, Any]") -> int:
+    return zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype} {array.shape}".encode()))
 
 
-def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
-    """The rows that belong to the agents hosted here, whichever worker wrote them.
-
-    `template` is a state of the right type and shapes, as `Algorithm.init` makes it.
-    """
-    axes = {axis: {tuple(k): r for r, k in enumerate(ks)} for axis, ks in _axes(transport).items()}
-    fields = {name: torch.empty_like(value) for name, value in template._asdict().items()}
-    sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
-    targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
-    missing = {axis: set(keys) for axis, keys in axes.items()}
-    about: dict[str, Any] = {}
-    for path in sorted(folder(run, epoch).glob("worker-*.safetensors")):
-        tensors, metadata = _read(path, epoch)
-        about = metadata["about"]
-        rows: dict[str, tuple[list[int], list[int]]] = {}
-        for axis, keys in metadata["axes"].items():
-            wanted = [
-                (axes[axis][tuple(k)], r) for r, k in enumerate(keys) if tuple(k) in axes[axis]
-            ]
-            rows[axis] = ([here for here, _ in wanted], [there for _, there in wanted])
-            missing[axis] -= {tuple(k) for k in keys}
-        for name, target in targets.items():
-            here, there = rows[_axis(name)]
-            if name not in tensors or tensors[name].shape[1:] != target.shape[1:]:
-                raise ParleyError(f"checkpoint: {path} is of another model or algorithm ({name})")
-            target[here] = tensors[name][there].to(target)
-    if missing["A"]:
-        raise ParleyError(
-            f"checkpoint: {folder(run, epoch)} has nothing for agent {min(missing['A'])[0]}"
-        )
-    return Loaded(type(template)(**fields), about, sent)
+def _header(path: Path) -> dict[str, Any]:
+    """What stands beside the tensors."""
+    with _damage_named(path), safe_open(path, "np") as file:
+        metadata = file.metadata()
+        if str(zlib.crc32(metadata["parley"].encode())) != metadata["check"]:
+            raise ValueError("its header does not match its checksum")
+        header: dict[str, Any] = json.loads(metadata["parley"])
+        return header
 
 
-def _read(path: Path, epoch: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = json.loads(file.metadata()["parley"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        for name, check in metadata["checks"].items():
-            if zlib.crc32(tensors[name].numpy().data.cast("B")) != check:
+def _arrays(path: Path, checks: dict[str, int]) -> dict[str, "np.ndarray[Any, Any]"]:
+    with _damage_named(path), safe_open(path, "np") as file:
+        arrays = {name: file.get_tensor(name) for name in checks}
+        for name, array in arrays.items():
+            if _check(array) != checks[name]:
                 raise ValueError(f"{name} does not match its checksum")
+        return arrays
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ParleyError(
             f"checkpoint: {path} is damaged ({error}); remove {path.parent} "
             "to go on from the checkpoint before it"
         ) from None
-    return tensors, metadata

@@ -3,15 +3,18 @@
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import click
 import numpy as np
+import torch
 import typer
 from pydantic.fields import FieldInfo
+from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,158 +22,172 @@ import parley
 from parley import compare as comparison
 from parley import data as datasets
 from parley import draw, folder, launch
-from parley import partition as partitions
 from parley import topology as topologies
 from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.codec import Dense, ScaledSign
 from parley.errors import BadValue, ParleyError, unknown_name, valid_values
-from parley.experiment import ALGORITHM_OPTIONS, Experiment, read_file
+from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.progress import TrainingProgress, console
+from parley.reproduce.cli import app as reproduce_app
 from parley.run import problem
+from parley.transport import HEADER
 
 app = typer.Typer(
     help="Decentralized learning: peers with different, private data train one model together, "
-    "with no server.",
-    no_args_is_help=True,
+    "with no server. Begin with [bold]parley demo[/bold].",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.add_typer(reproduce_app, name="reproduce")
 screen = Console()
+"""Stdout, for results."""
+
+# UsageError. Recent typer brings a click of its own, so click's name for it may be another class.
+WrongUse: Any = typer.BadParameter.__base__
 
 
 def main() -> None:
     """The ``parley`` command: every mistake is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except ParleyError as error:
-        _complain(str(error))
-        code = 2
-    except click.exceptions.Abort:
+        code = _complain(str(error))
+    except WrongUse as error:
+        code = _complain(_in_our_words(error))
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except click.ClickException as error:
-        _complain(error.format_message())
-        code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(message: str) -> None:
+def _in_our_words(error: Any) -> str:
+    if not hasattr(error, "possibilities"):
+        return str(error.format_message())
+    near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    valid = f"those of {error.ctx.command_path} --help"
+    return str(BadValue("flag", error.option_name, valid, near))
+
+
+def _complain(message: str) -> int:
     if launch.is_first():
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    launch.give_the_first_the_word()
+    return 2
 
 
-# --- flags -----------------------------------------------------------------------------------
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(parley.__version__)
+        raise typer.Exit
 
 
-def _algorithm_fields() -> dict[str, tuple[FieldInfo, list[str]]]:
-    """Every hyper-parameter, with the algorithms that have it."""
-    found: dict[str, tuple[FieldInfo, list[str]]] = {}
-    for name, algorithm in ALGORITHMS.items():
-        for option, field in algorithm.model_fields.items():
-            found.setdefault(option, (field, []))[1].append(name)
-    return found
+@app.callback()
+def _before_every_command(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            metavar="",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None: ...
 
 
-def _flag(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, keyword, default=None, annotation=Annotated[kind, option])
+# --- flags: one for every field of an experiment and of the algorithms -----------------------
+
+WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
+MEASURED, CARRIED_OUT = "What is measured", "How it is carried out"
+PANELS = dict.fromkeys(("evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
+PANELS |= dict.fromkeys(HOW, CARRIED_OUT)
 
 
-def _flag_of(name: str, field: FieldInfo, panel: str, extra: str = "") -> inspect.Parameter:
-    """A flag for a field: its help is the sentence below the field, its check is the field's."""
-    words = name.replace("_", "-")
-    help_ = " ".join((field.description or "").split())
-    if get_origin(field.annotation) is Literal:
-        help_ += f" One of {', '.join(map(str, get_args(field.annotation)))}."
-    if isinstance(field.default, (bool, int, float, str)):
-        help_ += f" (default: {field.default})"
-    # As text: the experiment does the checking, so that flags and TOML get the same errors.
-    kind: Any = str | None
-    flag, metavar = f"--{words}", {int: "N", float: "NUMBER"}.get(field.annotation, "TEXT")  # type: ignore[arg-type]
-    if field.annotation is bool:
-        kind, flag = bool | None, f"--{words}/--no-{words}"
+def _flag(
+    name: str,
+    help_: str,
+    panel: str | None,
+    kind: Any = str,
+    metavar: str = "TEXT",
+    spelled: str = "",
+) -> inspect.Parameter:
     option = typer.Option(
-        flag, help=help_ + extra, rich_help_panel=panel, metavar=metavar, show_default=False
+        spelled or "--" + name.replace("_", "-"),
+        help=help_,
+        metavar=metavar,
+        rich_help_panel=panel,
+        show_default=False,
     )
-    return _flag(name, kind, option)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=None, annotation=Annotated[kind | None, option])
 
 
-WHAT, HOW, HYPER = "What is trained", "How it is carried out", "Hyper-parameters of the algorithm"
+def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> inspect.Parameter:
+    """Its help is the sentence below the field. Its value is text, for the experiment to check:
+    flags and TOML get the same errors."""
+    sentences = [" ".join((field.description or "").split())]
+    if get_origin(field.annotation) is Literal:
+        sentences.append(f"One of {', '.join(get_args(field.annotation))}.")
+    if name == "algorithm":
+        sentences.append(f"One of {', '.join(ALGORITHMS)}. (default: {field.default.name})")
+    elif isinstance(field.default, (int, float, str)) and name != "workers":
+        sentences.append(f"(default: {str(field.default).lower()})")
+    help_ = " ".join([*sentences, note]).strip()
+    if field.annotation is bool:
+        words = name.replace("_", "-")
+        return _flag(name, help_, panel, bool, "", f"--{words}/--no-{words}")
+    metavars: dict[Any, str] = {int: "N", float: "NUMBER"}
+    return _flag(name, help_, panel, metavar=metavars.get(field.annotation, "TEXT"))
 
 
-def _experiment_flags(without: frozenset[str]) -> list[inspect.Parameter]:
-    special = {
-        "algorithm": (str | None, typer.Option(
-            "--algorithm", help=f"The optimizer: {', '.join(ALGORITHMS)}. (default: ngc)",
-            metavar="NAME", rich_help_panel=WHAT, show_default=False,
-        )),
-        "model_options": (list[str] | None, typer.Option(
-            "--model-option", help="An option of the network, as NAME=VALUE; may be repeated.",
-            metavar="NAME=VALUE", rich_help_panel=WHAT, show_default=False,
-        )),
-        "variant": (str | None, typer.Option(
-            "--variant",
-            help="Sets all choices in which the NGC paper and its authors' code differ: "
-            "as-printed or as-run.",
-            metavar="TEXT", rich_help_panel=HYPER, show_default=False,
-        )),
-    }  # fmt: skip
-    flags = []
+TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-option", "dataset")}
+"""Fields that are tables: their flag, and what it is about."""
+
+
+def _experiment_flags() -> Iterator[inspect.Parameter]:
     for name, field in Experiment.model_fields.items():
-        if name in special:
-            flags.append(_flag(name, *special[name]))
+        if name in TABLES:
+            flag, what = TABLES[name]
+            help_ = f"An option of the {what}; may be repeated."
+            yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
-            flags.append(_flag_of(name, field, HOW if name in _HOW else WHAT))
-    for name, (field, having) in _algorithm_fields().items():
-        extra = "" if len(having) == len(ALGORITHMS) else f" ({', '.join(having)})"
-        flags.append(_flag_of(name, field, HYPER, extra))
-    flags.append(_flag("variant", *special["variant"]))
-    return [flag for flag in flags if flag.name not in without]
+            yield _flag_of(name, field, PANELS.get(name, WHAT))
+    fields = {n: f for a in ALGORITHMS.values() for n, f in a.model_fields.items()}
+    for name, field in fields.items():
+        having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.model_fields]
+        note = "" if len(having) == len(ALGORITHMS) else f"Only {', '.join(having)}."
+        yield _flag_of(name, field, HYPER, note)
+    help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
+    yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
 
 
-_HOW = {
-    "evaluate_every", "gossip_rounds", "bias_norms", "dtype", "data_root", "workers", "engine",
-    "device", "threads",
-}  # fmt: skip
-
-
-def takes_experiment(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command a flag for every field of an experiment and of the algorithms."""
+def takes_experiment(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of an experiment, all or those named, in place of ``**flags``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command).parameters.values()
-        kept = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        flags = _experiment_flags(frozenset(without))
-        command.__signature__ = inspect.Signature([*kept, *flags])  # type: ignore[attr-defined]
+        own = list(inspect.signature(command).parameters.values())[:-1]
+        few = [_flag_of(name, Experiment.model_fields[name], None) for name in only]
+        flags = few or _experiment_flags()
+        command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _options(file: Path | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """What a TOML file says, with the flags that were given on top."""
-    options = read_file(file) if file else {}
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as options of an experiment."""
     given = {name: value for name, value in flags.items() if value is not None}
-    pairs = given.pop("model_options", None)
-    if pairs:
-        options["model_options"] = options.get("model_options", {}) | dict(map(_setting, pairs))
-    if isinstance(options.get("algorithm"), dict):
-        if "algorithm" in given and given["algorithm"] != options["algorithm"].get("name"):
-            # Another algorithm: keep the hyper-parameters it also has.
-            fields = (
-                ALGORITHMS[given["algorithm"]].model_fields
-                if given["algorithm"] in ALGORITHMS
-                else {}
-            )
-            kept = {k: v for k, v in options["algorithm"].items() if k in fields}
-            options["algorithm"] = {"name": given["algorithm"], **kept}
-        given.pop("algorithm", None)
-    return options | given
+    for name, (flag, _) in TABLES.items():
+        if name in given:
+            given[name] = dict(_setting(pair, flag) for pair in given[name])
+    return given
 
 
-def _setting(pair: str) -> tuple[str, str | int | float]:
+def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:
     name, equals, value = pair.partition("=")
     if not (name and equals and value):
-        raise BadValue("model_option", pair, "NAME=VALUE, for example hidden=64")
+        raise BadValue(flag.replace("-", "_"), pair, "NAME=VALUE, for example hidden=64")
     for kind in (int, float):
         try:
             return name, kind(value)
@@ -179,25 +196,39 @@ def _setting(pair: str) -> tuple[str, str | int | float]:
     return name, value
 
 
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise BadValue(name, value, "a whole number of at least 1")
+    return int(value)
+
+
 Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Folder for what the run writes. (default: a new one in runs/)",
+        help="Folder for what is written. (default: a new one in runs/)",
+        metavar="FOLDER",
         show_default=False,
     ),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in --out from its last checkpoint.")
+    bool,
+    typer.Option(
+        "--resume", help="Go on with what --out holds, from the last checkpoints.", metavar=""
+    ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="Print the result as one JSON object on the last line of stdout."),
+    typer.Option(
+        "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
+    ),
 ]
 File = Annotated[
     Path | None,
     typer.Argument(
-        help="A TOML file with the same fields as the flags; flags win.", show_default=False
+        help="A TOML file with the same fields as the flags; flags win.",
+        metavar="FILE",
+        show_default=False,
     ),
 ]
 Picture = Annotated[
@@ -205,9 +236,40 @@ Picture = Annotated[
     typer.Option(
         "--picture",
         help="Also draw it: a file that ends in .png, .svg or .pdf.",
+        metavar="FILE",
         show_default=False,
     ),
 ]
+
+
+def _check_picture(picture: Path | None) -> None:
+    """Before the work is done."""
+    if picture and picture.suffix.removeprefix(".").lower() not in draw.ENDINGS:
+        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in draw.ENDINGS)
+        raise BadValue("picture", str(picture), valid)
+    if picture and not picture.parent.is_dir():
+        raise BadValue("picture", str(picture), "a file in a folder that exists")
+
+
+def _folder(out: Path | None, resume: bool, stem: str) -> Path:
+    """Where to write: as given, or a new folder in runs/."""
+    if resume and out is None:
+        raise BadValue("out", None, "the folder to go on with", "--resume needs it")
+    if resume and out and not out.is_dir():
+        raise BadValue("out", str(out), "a folder to go on with", "--resume found none")
+    return out or folder.fresh_name(Path("runs"), stem.replace("/", "-").replace("_", "-"))
+
+
+@contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C ends the command with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if launch.is_first():
+            how = f"; to go on: the same command with --out {out} --resume" if out.is_dir() else ""
+            console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -227,46 +289,28 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
-    experiment = Experiment.of(**_options(file, flags))
-    if resume and out is None:
-        raise BadValue("out", None, "the folder of the run to go on with", "--resume needs it")
-    if resume and out is not None and not (out / folder.EXPERIMENT).exists():
-        raise BadValue("out", str(out), "a folder that holds a run", "--resume found none")
-    out = out or folder.fresh_name(
-        Path("runs"), f"{experiment.algorithm.name}-{_stem(experiment.data)}"
-    )
-    done = folder.RunFolder(out).summary() if resume else None
-    if done is None or _differs(out, experiment):
-        try:
-            with TrainingProgress(experiment, launch.is_first()) as watch:
-                outcome = launch.execute(experiment, problem, out, resume, watch)
-        except KeyboardInterrupt:
-            if launch.is_first():
-                how = f"the same command with --out {out} --resume"
-                console.print(f"\nstopped; to go on: {how}", highlight=False, soft_wrap=True)
-            raise typer.Exit(130) from None
-        if outcome is None:
-            return
-        done = outcome.summary
+    experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
+    if "workers" not in experiment.model_fields_set:
+        experiment = experiment.replace(workers=launch.default_workers(experiment, out))
+    with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
+        outcome = launch.execute(experiment, problem, out, resume, watch)
+    if outcome is None:
+        return
     if json_:
-        print(json.dumps(done))
+        print(json.dumps(outcome.summary))
     else:
+        done = outcome.summary
+        _heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
         screen.print(_summary_table(done))
 
 
-def _differs(out: Path, experiment: Experiment) -> bool:
-    text = (out / folder.EXPERIMENT).read_text(encoding="utf-8")
-    return bool(experiment.same_as(Experiment.from_toml(text, str(out))))
-
-
-def _stem(name: str) -> str:
-    return Path(name).name.replace("_", "-")
+def _heading(text: str) -> None:
+    screen.print(Text(text, "bold"), soft_wrap=True)
 
 
 def _summary_table(done: dict[str, Any]) -> Table:
-    shown = Table(
-        title=f"{done['label']} on {done['data']}, {done['agents']} agents", show_header=False
-    )
+    shown = Table(show_header=False, box=box.SIMPLE)
     lines = {
         "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
@@ -287,16 +331,19 @@ def _summary_table(done: dict[str, Any]) -> Table:
 
 
 @app.command()
-@takes_experiment("algorithm")
+@takes_experiment()
 def compare(
     file: File = None,
     *,
     algorithms: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Comma-separated, with options behind colons: dpsgd,ngc:alpha=0,ngc. Or: all."
+            help="Comma-separated, with options behind colons: dpsgd,ngc:alpha=0,ngc. Or: all. "
+            f"(default: {comparison.PAPER})",
+            metavar="LIST",
+            show_default=False,
         ),
-    ] = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc",
+    ] = None,
     seeds: Annotated[str, typer.Option(help="Runs of each, from --seed on.", metavar="N")] = "3",
     parallel: Annotated[
         str | None,
@@ -313,47 +360,50 @@ def compare(
 
     Prints a table and writes it with all records and a picture of the curves.
 
+    Hyper-parameters go to every algorithm that has them; those behind a name win.
+
     [bold]parley compare --algorithms dpsgd,ngc:alpha=0,ngc --seeds 3 --epochs 30[/bold]
     """
-    options = _options(file, flags)
+    given = _given(flags)
+    one = given.pop("algorithm", None)
+    if one and algorithms:
+        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
+    options = on_top(read_file(file) if file else {}, given)
     options.pop("algorithm", None)
     inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
-    chosen = comparison.parse_algorithms(algorithms, inner)
+    chosen = comparison.parse_algorithms(algorithms or one or comparison.PAPER, inner)
+    for name in ALGORITHM_OPTIONS:
+        if name in given and not any(name in choice for choice in chosen):
+            raise BadValue(name, given[name], "an option of one of the algorithms compared")
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
-    out = out or folder.fresh_name(Path("runs"), f"compare-{_stem(experiments[0].data)}")
-    _compare(experiments, _count("seeds", seeds), _count("parallel", parallel), out, resume, json_)
-
-
-def _count(name: str, value: str | None) -> int:
-    if value is None:
-        return comparison.default_parallel()
-    if not value.isdigit() or int(value) < 1:
-        raise BadValue(name, value, "a whole number of at least 1")
-    return int(value)
+    out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
+    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_)
 
 
 def _compare(
-    experiments: list[Experiment], seeds: int, parallel: int, out: Path, resume: bool, as_json: bool
+    experiments: list[Experiment],
+    seeds: int,
+    parallel: str | None,
+    out: Path,
+    resume: bool = False,
+    as_json: bool = False,
 ) -> None:
-    todo = comparison.jobs(experiments, seeds, out)
-    try:
-        results = comparison.compare(todo, parallel, resume)
-    except KeyboardInterrupt:
-        console.print(
-            f"\nstopped; to go on: the same command with --out {out} --resume", soft_wrap=True
-        )
-        raise typer.Exit(130) from None
-    made = comparison.rows(results)
-    comparison.write(out, results, made)
+    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    jobs = comparison.jobs(experiments, seeds, out)
+    with _stoppable(out):
+        comparison.compare(jobs, at_once, out, resume)
+    rows = comparison.rows(jobs)
+    comparison.write(out, jobs, rows)
     if as_json:
-        print(json.dumps({"rows": made, "out": str(out)}))
+        print(json.dumps({"rows": rows, "out": str(out)}))
         return
     first = experiments[0]
     title = (
         f"{first.data}, {first.agents} agents, {first.topology}, {first.partition}, "
-        f"{first.epochs} epochs, {seeds} seeds"
+        f"{first.epochs} epoch{'s' * (first.epochs > 1)}, {seeds} seed{'s' * (seeds > 1)}"
     )
-    screen.print(comparison.table(made, title))
+    _heading(title)
+    screen.print(comparison.table(rows))
     screen.print(
         f"written to {out}: table.md, curves.png, and every run's records",
         soft_wrap=True,
@@ -365,82 +415,97 @@ def _compare(
 def demo(
     out: Out = None,
     parallel: Annotated[
-        str | None, typer.Option(help="Runs at a time.", metavar="N", show_default=False)
+        str | None,
+        typer.Option(
+            help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
+        ),
     ] = None,
 ) -> None:
     """See what it does, offline, in about a minute.
 
     Ten agents on a ring, each with one digit only, and six ways to learn all ten together.
     """
-    out = out or folder.fresh_name(Path("runs"), "demo")
     console.print(
         "Ten agents on a ring. Each has seen one of the ten digits and talks with two neighbours.\n"
         "Six algorithms, three seeds, the same settings for all:",
         highlight=False,
     )
-    _compare(demo_experiments(), 3, _count("parallel", parallel), out, False, False)
+    _compare(demo_experiments(), 3, parallel, _folder(out, False, "demo"))
 
 
 def demo_experiments() -> list[Experiment]:
     """What ``parley demo`` compares; the same settings for every algorithm."""
-    chosen = comparison.parse_algorithms("dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc", {})
+    chosen = comparison.parse_algorithms(comparison.PAPER, {"momentum": 0.9})
     common = {"data": "digits", "agents": 10, "topology": "ring", "partition": "skew:1"}
-    return [
-        Experiment.of(**common, algorithm=a, epochs=40, lr=0.1, evaluate_every=2) for a in chosen
-    ]
+    common |= {"variant": "as-run", "epochs": 40, "lr": 0.05, "evaluate_every": 2}
+    return [Experiment.of(**common, algorithm=algorithm) for algorithm in chosen]
 
 
 @app.command("algorithms")
 def list_algorithms(
     name: Annotated[
-        str | None, typer.Argument(help="One of them, to see its options.", show_default=False)
+        str | None,
+        typer.Argument(help="One of them, to see its options.", metavar="NAME", show_default=False),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """List the algorithms, or the options of one."""
+    """List the algorithms, or the options of one.
+
+    [bold]parley algorithms ngc[/bold]
+    """
     if name is not None and name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        print(
-            json.dumps(
-                {n: {k: f.default for k, f in ALGORITHMS[n].model_fields.items()} for n in chosen}
-            )
-        )
-        return
-    if name is None:
-        shown = Table("name", "", "weights", "idea")
+        fields = {n: ALGORITHMS[n].model_fields for n in chosen}
+        print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
+    elif name is None:
+        shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
         for key, algorithm in ALGORITHMS.items():
-            idea = (inspect.getdoc(algorithm) or "").split("\n\n")[0]
-            shown.add_row(key, algorithm.title, algorithm.needs, " ".join(idea.split()))
+            idea = _prose(algorithm).partition(". ")[0].rstrip(".")
+            shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
-        return
-    algorithm = ALGORITHMS[name]
-    screen.print(Text(f"{algorithm.title}: " + " ".join((inspect.getdoc(algorithm) or "").split())))
-    shown = Table("option", "valid", "as printed (default)", "as run", "meaning", show_lines=True)
-    for option, field in algorithm.model_fields.items():
-        as_run = AS_RUN.get(option, "")
-        meaning = " ".join((field.description or "").split())
-        shown.add_row(option, valid_values(field), str(field.default), str(as_run), meaning)
-    screen.print(shown)
+        screen.print("parley algorithms NAME shows the options of one.", highlight=False)
+    else:
+        algorithm = ALGORITHMS[name]
+        screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
+        for option, field in algorithm.model_fields.items():
+            as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
+            line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
+            line.append(f"  [{valid_values(field)}]", "dim")
+            screen.print(line)
+            screen.print(Padding(Text(" ".join((field.description or "").split())), (0, 0, 0, 4)))
+
+
+def _prose(algorithm: type) -> str:
+    return " ".join((inspect.getdoc(algorithm) or "").replace("``", "").split())
 
 
 @app.command()
+@takes_experiment("weights", "seed")
 def topology(
     spec: Annotated[
         str,
         typer.Argument(
-            help="name or name:arguments, for example " + ", ".join(topologies.EXAMPLES)
+            help="name or name:arguments: " + ", ".join(topologies.EXAMPLES) + ".",
+            metavar="SPEC",
+            show_default=False,
         ),
     ],
     agents: Annotated[
-        str | None, typer.Option(help="Number of agents.", metavar="N", show_default=False)
+        str | None,
+        typer.Option(
+            help="Number of peers; a file or torus:2x5 says it itself.",
+            metavar="N",
+            show_default=False,
+        ),
     ] = None,
-    weights: Annotated[str, typer.Option(help="uniform, metropolis, sinkhorn or auto.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Of random graphs.")] = 0,
-    parameters: Annotated[int, typer.Option(help="Size of the model whose cost is shown.")] = 61706,
+    parameters: Annotated[
+        str, typer.Option(help="Size of the model whose cost is shown: LeNet-5's.", metavar="N")
+    ] = "61706",
     picture: Picture = None,
     json_: Json = False,
+    **flags: Any,
 ) -> None:
     """Check a graph: spectral gap, diameter, weights, and what a round costs.
 
@@ -448,61 +513,74 @@ def topology(
 
     [bold]parley topology circulant:1,5 --agents 20 --picture graph.png[/bold]
     """
-    graph = topologies.parse(spec, _count("agents", agents) if agents else None, weights, seed)
+    _check_picture(picture)
+    asked = Experiment.of(**_given(flags))
+    n = _count("agents", agents) if agents else None
+    graph = topologies.parse(spec, n, asked.weights, asked.seed)
+    size = _count("parameters", parameters)
     figures: dict[str, Any] = topologies.describe(graph)
-    dense = 4 * parameters
-    packed = 4 + (parameters + 7) // 8
-    out_degree = float(figures["messages_per_round"])
-    figures["round_megabytes_models"] = round(out_degree * (32 + dense) / 1e6, 6)
-    figures["round_megabytes_cross_gradients"] = figures["round_megabytes_models"]
-    figures["round_megabytes_cross_gradients_1bit"] = round(out_degree * (32 + packed) / 1e6, 6)
+    messages = float(figures["messages_per_round"])
+    dense, packed = (
+        round(messages * (HEADER.itemsize + codec.message_bytes(torch.float32)) / 1e6, 6)
+        for codec in (Dense(size), ScaledSign((size,)))
+    )
+    figures["round_megabytes_models"] = figures["round_megabytes_cross_gradients"] = dense
+    figures["round_megabytes_cross_gradients_1bit"] = packed
     if picture:
         draw.topology_picture(graph, picture)
     if json_:
-        print(json.dumps(figures))
+        print(json.dumps(figures | {"weight_matrix": graph.weights.tolist()}))
         return
-    shown = Table(title=f"{graph.name}, {graph.agents} agents", show_header=False)
-    for key, value in figures.items():
-        if key not in ("name", "agents") and not key.startswith("round_"):
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            shown.add_row(key.replace("_", " "), text)
+
+    def degrees() -> str:
+        low, mean, high = (figures[f"degree_{k}"] for k in ("min", "mean", "max"))
+        return f"{low}" if low == high else f"{low} to {high}, {mean:.3g} on average"
+
+    properties = ["symmetric" if graph.symmetric else "not symmetric"]
+    properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
+    _heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
+    shown = Table(show_header=False, box=box.SIMPLE)
+    shown.add_row("neighbours of an agent", degrees())
+    shown.add_row(
+        "edges", f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}"
+    )
+    shown.add_row("diameter", str(graph.diameter))
+    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}")
+    shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
+    shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
     screen.print(shown)
-    cost = Table(
-        "each agent, each step, on average",
-        "MB sent",
-        title=f"cost for {parameters:,} parameters (float32)",
-    )
-    cost.add_row("its model to its neighbours", f"{figures['round_megabytes_models']:.4f}")
-    cost.add_row("cross-gradients back", f"{figures['round_megabytes_cross_gradients']:.4f}")
-    cost.add_row(
-        "cross-gradients back, 1 bit an entry",
-        f"{figures['round_megabytes_cross_gradients_1bit']:.4f}",
-    )
+    if graph.agents <= 10:
+        matrix = Table("weight of", *map(str, range(graph.agents)), box=box.SIMPLE)
+        for column in matrix.columns[1:]:
+            column.justify = "right"
+        for agent, row in enumerate(graph.weights):
+            matrix.add_row(f"at agent {agent}", *(f"{w:.2f}" if w else "·" for w in row))
+        screen.print(matrix)
+    _heading(f"what a step costs with {size:,} parameters in float32")
+    cost = Table("each agent, on average", box=box.SIMPLE)
+    cost.add_column("MB sent", justify="right")
+    cost.add_row("its model to its neighbours", f"{dense:.4f}")
+    cost.add_row("cross-gradients back", f"{dense:.4f}")
+    cost.add_row("cross-gradients back, 1 bit an entry", f"{packed:.4f}")
     screen.print(cost)
     if picture:
-        screen.print(f"drawn to {picture}", highlight=False)
+        screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
 
 
 @app.command("data")
+@takes_experiment("agents", "topology", "partition", "seed", "data_root")
 def show_data(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A dataset; without one, lists those known by name.", show_default=False
+            help="A dataset; without one, lists those known by name.",
+            metavar="NAME",
+            show_default=False,
         ),
     ] = None,
-    data_root: Annotated[
-        str | None,
-        typer.Option(help="Folder with local copies, laid out as on the hub.", show_default=False),
-    ] = None,
-    agents: Annotated[str, typer.Option(help="Number of agents.", metavar="N")] = "10",
-    topology: Annotated[str, typer.Option(help="Their graph.")] = "ring",
-    partition: Annotated[
-        str, typer.Option(help="iid, skew:S, dirichlet:A, classes:K or file:PATH.")
-    ] = "skew:1",
-    seed: Annotated[int, typer.Option(help="Of the partition.")] = 0,
     picture: Picture = None,
     json_: Json = False,
+    **flags: Any,
 ) -> None:
     """Look at a dataset and at who would hold what.
 
@@ -513,38 +591,48 @@ def show_data(
         if json_:
             print(json.dumps(known))
             return
-        shown = Table("name", "what it is")
+        shown = Table("name", "what it is", box=box.SIMPLE)
         for key, description in known.items():
             shown.add_row(key, description)
         shown.add_row("owner/name", "any image dataset of the hub, or a local folder of its layout")
         screen.print(shown)
         return
-    graph = topologies.parse(topology, _count("agents", agents), seed=seed)
-    source = datasets.load(name, data_root)
-    labels = source.train.targets.numpy()
-    partitions.check_labels(labels, len(source.class_names))
-    split = partitions.partition(partition, labels, graph, seed)
-    held = partitions.holdings(split.indices, labels, len(source.class_names))
+    _check_picture(picture)
+    asked = Experiment.of(**_given(flags), data=name)
+    found = problem(asked)
+    classes = found.class_names
+    held = np.stack([np.bincount(s.targets, minlength=len(classes)) for s in found.samples])
+    shape = found.test.inputs.shape[1:]
     if picture:
-        draw.partition_picture(held, picture, source.class_names)
+        draw.partition_picture(held, picture, classes)
     if json_:
-        about = {"data": name, "train": len(source.train), "test": len(source.test)}
-        about |= {"shape": list(source.test.inputs.shape[1:]), "classes": list(source.class_names)}
-        print(json.dumps(about | {"held": held.tolist(), "note": split.note}))
+        about = {
+            "data": name, "train": int(held.sum()), "test": len(found.test), "shape": list(shape),
+            "classes": classes, "agents": asked.agents, "partition": asked.partition,
+            "held": held.tolist(), "note": found.note,
+        }  # fmt: skip
+        print(json.dumps(about))
         return
-    shape = "×".join(map(str, source.test.inputs.shape[1:]))
-    title = f"{name}: {len(source.train):,} training and {len(source.test):,} test samples, {shape}"
-    shown = Table("agent", *source.class_names, "all", title=title)
-    for agent, counts in enumerate(np.asarray(held)):
-        shown.add_row(str(agent), *(str(c) if c else "·" for c in counts), str(counts.sum()))
-    screen.print(shown)
-    if split.note:
-        screen.print(f"note: {split.note}", highlight=False)
+    size = "×".join(map(str, shape))
+    title = f"{name}: {held.sum():,} training and {len(found.test):,} test samples, {size}"
+    _heading(title)
+    screen.print(_holdings_table(held, classes))
+    if found.note:
+        screen.print(f"note: {found.note}", highlight=False)
     if picture:
-        screen.print(f"drawn to {picture}", highlight=False)
+        screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(parley.__version__)
+def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
+    """A column for each class, or where that is too wide a list of what each agent holds."""
+    shown = Table("agent", box=box.SIMPLE)
+    wide = 14 + sum(2 + max(len(name), len(str(held.max()))) for name in classes) <= screen.width
+    for heading in classes if wide else ("holds",):
+        shown.add_column(heading, justify="right" if wide else "left")
+    shown.add_column("all", justify="right")
+    for agent, counts in enumerate(held):
+        cells = [str(count) if count else "·" for count in counts]
+        if not wide:
+            cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
+        shown.add_row(str(agent), *cells, str(counts.sum()))
+    return shown

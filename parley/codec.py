@@ -8,12 +8,15 @@ nothing has to be unpickled. Workers that live in one process run the same encod
 the arithmetic and the byte counts are those of the wire.
 """
 
+import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
+
+from parley import kernels
 
 
 class Codec(ABC):
@@ -33,6 +36,12 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, wire_EB: Tensor, dtype: torch.dtype) -> Tensor:
         """Bytes to values, ``[E, D]``."""
+
+    def take(self, p_ED: Tensor) -> Tensor:
+        """Encodes `p_ED` and takes out of it what the message carries: the error stays."""
+        wire_EB = self.encode(p_ED)
+        p_ED.sub_(self.decode(wire_EB, p_ED.dtype))
+        return wire_EB
 
     def round_trip(self, m_ED: Tensor) -> Tensor:
         """The values as a receiver sees them."""
@@ -91,18 +100,53 @@ class ScaledSign(Codec):
 
     def encode(self, m_ED: Tensor) -> Tensor:
         """Scales, then signs."""
+        m_ED = m_ED.contiguous()  # or the rounding of a mean would depend on the strides
+        if _compiled(m_ED):
+            length = self.message_bytes(m_ED.dtype)
+            wire_EB = torch.empty(len(m_ED), length, dtype=torch.uint8)
+            kernels.library().parley_encode_signs(
+                m_ED.data_ptr(), len(m_ED), self._sizes, len(self.sizes), wire_EB.data_ptr()
+            )
+            return wire_EB
         scales_ES = torch.stack([part.abs().mean(1) for part in m_ED.split(self.sizes, 1)], 1)
         return torch.cat([scales_ES.view(torch.uint8), pack_bits(m_ED >= 0)], 1)
 
     def decode(self, wire_EB: Tensor, dtype: torch.dtype) -> Tensor:
         """Each sign times its scale."""
+        m_ED = torch.empty(len(wire_EB), sum(self.sizes), dtype=dtype, device=wire_EB.device)
+        if _compiled(m_ED):
+            self._decode(wire_EB, m_ED, subtract=False)
+            return m_ED
         split = len(self.sizes) * dtype.itemsize
         # A copy: the bytes of a slice need not lie where a number may start.
         scales_ES = wire_EB[:, :split].clone(memory_format=torch.contiguous_format).view(dtype)
-        m_ED = unpack_signs(wire_EB[:, split:], sum(self.sizes), dtype)
+        m_ED.copy_(unpack_signs(wire_EB[:, split:], sum(self.sizes), dtype))
         for part, scale_E in zip(m_ED.split(self.sizes, 1), scales_ES.unbind(1), strict=True):
             part.mul_(scale_E[:, None])
         return m_ED
+
+    def take(self, p_ED: Tensor) -> Tensor:
+        """As `Codec.take`, with no values made in between where the kernels can be used."""
+        if not (_compiled(p_ED) and p_ED.is_contiguous()):
+            return super().take(p_ED)
+        wire_EB = self.encode(p_ED)
+        self._decode(wire_EB, p_ED, subtract=True)
+        return wire_EB
+
+    def _decode(self, wire_EB: Tensor, m_ED: Tensor, subtract: bool) -> None:
+        wire_EB = wire_EB.contiguous()
+        kernels.library().parley_decode_signs(
+            wire_EB.data_ptr(), len(m_ED), self._sizes, len(self.sizes), m_ED.data_ptr(), subtract
+        )
+
+    @cached_property
+    def _sizes(self) -> "ctypes.Array[ctypes.c_int64]":
+        return (ctypes.c_int64 * len(self.sizes))(*self.sizes)
+
+
+def _compiled(values: Tensor) -> bool:
+    """Whether the compiled kernels can take these; they compute the same, up to rounding."""
+    return values.dtype == torch.float32 and values.is_cpu and kernels.available()
 
 
 # Eight bytes that are each 0 or 1, read as one little-endian 64-bit number and multiplied by this,

@@ -1,17 +1,19 @@
 """Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
 
 import multiprocessing
-import os
+import re
+import signal
 import statistics
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from rich import box
 from rich.progress import TaskID
 from rich.table import Table
 
@@ -19,9 +21,15 @@ from parley import algorithms, launch, run
 from parley.draw import curves_picture
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.folder import RunFolder, write_atomically
-from parley.progress import bars, console, megabytes, status
-from parley.run import EpochDone, Event, Record
+from parley.files import write_atomically
+from parley.folder import EXPERIMENT, RunFolder
+from parley.placement import spread
+from parley.progress import bars, brief, console, megabytes, status
+from parley.run import EpochDone, Event, Run
+from parley.transport import Local
+
+PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
+"""The six methods of the NGC paper's tables."""
 
 
 def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -42,9 +50,6 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
         known = algorithms.ALGORITHMS.get(name)
         fitting = {k: v for k, v in options.items() if known and k in known.model_fields}
         chosen.append({"name": name, **fitting, **dict(pairs)})
-    for option in options:
-        if not any(option in choice for choice in chosen):
-            raise BadValue(option, options[option], "an option of one of the algorithms compared")
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
     return chosen
@@ -61,44 +66,65 @@ class Job:
 
 def jobs(experiments: Sequence[Experiment], seeds: int, out: Path) -> list[Job]:
     """Every experiment with so many seeds, each with a folder of its own."""
-    made, labels = [], set()
-    for experiment in experiments:
-        label = experiment.algorithm.label
-        while label in labels:
-            label += "'"
-        labels.add(label)
+    made = []
+    for label, experiment in zip(labels(experiments), experiments, strict=True):
+        name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α", "alpha-"))
         for seed in range(experiment.seed, experiment.seed + seeds):
-            name = label.lower().replace(" ", "-").replace("α=", "alpha").replace("'", "-again")
             made.append(Job(label, experiment.replace(seed=seed), out / name / f"seed-{seed}"))
     return made
 
 
-def compare(todo: Sequence[Job], parallel: int, resume: bool) -> dict[str, list[list[Record]]]:
-    """Runs all jobs, `parallel` at a time; returns every label's records, seed by seed."""
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """A name for each; those that share one are told apart by the options in which they differ.
+
+    >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
+    ['NGC', 'NGC momentum=0.9']
+    """
+    taken: dict[str, Experiment] = {}
+    for experiment in experiments:
+        label, algorithm = experiment.algorithm.label, experiment.algorithm
+        if label in taken:
+            first = taken[label].algorithm.model_dump()
+            mine = algorithm.model_dump()
+            label += "".join(f" {k}={v}" for k, v in mine.items() if v != first[k])
+        if label in taken:
+            raise BadValue("algorithms", label, "each only once", "it is given twice")
+        taken[label] = experiment
+    return list(taken)
+
+
+def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
+    """Runs all jobs, `parallel` at a time; what is done already is left as it is."""
     # Bad input is found here, before anything is written or started.
+    if out.exists() and not out.is_dir():
+        raise BadValue("out", str(out), "a folder", "it is a file")
+    if not resume and out.exists() and any(out.iterdir()):
+        because = "it is not empty; --resume goes on with a comparison"
+        raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
-        if not resume and job.out.exists():
-            raise ParleyError(
-                f"out: {str(job.out)!r} exists; add --resume to go on, or choose another folder"
-            )
+        if (job.out / EXPERIMENT).exists():
+            RunFolder(job.out).open(job.experiment, resume)
+    for experiment in {job.label: job.experiment for job in todo}.values():
+        experiment.algorithm.check(run.topology_of(experiment))
     problem = run.problem(todo[0].experiment)
-    for job in todo:
-        job.experiment.algorithm.check(problem.topology)
+    Run(todo[0].experiment, problem, Local(spread(problem.topology, 1)))
     if problem.note:
         console.print(f"note: {problem.note}", highlight=False)
+
     pending = [job for job in todo if RunFolder(job.out).summary() is None]
     if parallel == 1 or len(pending) <= 1:
         _one_by_one(pending, resume)
-    elif pending:
+    else:
         _side_by_side(pending, min(parallel, len(pending)), resume)
-    results: dict[str, list[list[Record]]] = {}
-    for job in todo:
-        results.setdefault(job.label, []).append(RunFolder(job.out).records())
-    return results
 
 
 def _execute(job: Job, resume: bool, watch: launch.Watcher) -> None:
-    launch.execute(job.experiment, run.problem, job.out, resume and job.out.exists(), watch)
+    try:
+        launch.execute(job.experiment, run.problem, job.out, resume and job.out.exists(), watch)
+    except BadValue:
+        raise
+    except ParleyError as error:
+        raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
 
 
 class _Board:
@@ -106,14 +132,13 @@ class _Board:
 
     def __init__(self, pending: Sequence[Job]) -> None:
         self._bars = bars() if console.is_terminal else None
+        self._epochs = {job.out: 0 for job in pending}
         self._tasks: dict[str, TaskID] = {}
+        self._pending = pending
         if self._bars:
-            for job in pending:
-                if job.label not in self._tasks:
-                    self._tasks[job.label] = self._bars.add_task(job.label, total=0, status="")
-                task = self._bars.tasks[self._tasks[job.label]]
-                total = (task.total or 0) + job.experiment.epochs
-                self._bars.update(self._tasks[job.label], total=total)
+            for label in dict.fromkeys(job.label for job in pending):
+                total = sum(job.experiment.epochs for job in pending if job.label == label)
+                self._tasks[label] = self._bars.add_task(label, total=total, status="")
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -125,13 +150,20 @@ class _Board:
 
     def epoch(self, job: Job, event: EpochDone) -> None:
         """A run has made an epoch."""
+        self._epochs[job.out] = event.epoch
         if self._bars:
-            self._bars.update(self._tasks[job.label], advance=1)
+            task = self._tasks[job.label]
+            done = sum(
+                self._epochs[other.out] for other in self._pending if other.label == job.label
+            )
+            self._bars.update(task, completed=done)
             if event.record:
-                self._bars.update(self._tasks[job.label], status=status(event.record))
+                self._bars.update(task, status=brief(event.record))
         elif event.record and event.epoch == job.experiment.epochs:
             seed = job.experiment.seed
-            console.print(f"{job.label}, seed {seed}: {status(event.record)}", highlight=False)
+            console.print(
+                f"{job.label}, seed {seed}: {status(event.record)}", highlight=False, soft_wrap=True
+            )
 
 
 def _one_by_one(pending: Sequence[Job], resume: bool) -> None:
@@ -150,9 +182,7 @@ _events: Any = None  # in a child: where to report epochs
 
 
 def _start_child(events: Any) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     global _events
     _events = events
 
@@ -166,84 +196,87 @@ def _run_in_child(number: int, job: Job, resume: bool) -> None:
 
 
 def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
-    context = multiprocessing.get_context("spawn")
+    # A server that imports everything once makes children in no time.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     events = context.Queue()
     board = _Board(pending)
-    with (
-        ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool,
-        board.live(),
-    ):
+
+    def show_news() -> None:
+        with suppress(Empty):
+            while True:
+                number, event = events.get_nowait()
+                board.epoch(pending[number], event)
+
+    with ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool, board.live():
         futures = [pool.submit(_run_in_child, n, job, resume) for n, job in enumerate(pending)]
+        children = list(pool._processes.values())
         try:
-            while not all(future.done() for future in futures):
-                _drain(events, pending, board)
-                failed = next((f for f in futures if f.done() and f.exception()), None)
-                if failed:
-                    break
-            for future in as_completed(futures) if not failed else [failed]:
-                future.result()
-            _drain(events, pending, board, wait=False)
-        except BaseException:
+            unfinished = set(futures)
+            while unfinished:
+                done, unfinished = wait(unfinished, timeout=0.1, return_when=FIRST_EXCEPTION)
+                show_news()
+                for future in done:
+                    future.result()
+        except BaseException as error:
+            # The other runs stop where they are: their checkpoints can be resumed.
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in list(pool._processes.values()):
-                process.terminate()
+            for child in children:
+                child.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ParleyError("a run was ended from outside; --resume goes on") from None
             raise
 
 
-def _drain(events: Any, pending: Sequence[Job], board: _Board, wait: bool = True) -> None:
-    deadline = time.monotonic() + (0.2 if wait else 0.05)
-    while (left := deadline - time.monotonic()) > 0:
-        try:
-            number, event = events.get(timeout=left)
-        except Empty:
-            return
-        board.epoch(pending[number], event)
+FIGURES = (
+    "loss", "accuracy_mean_model", "accuracy_own", "accuracy_own_min", "accuracy_own_max",
+    "accuracy_after_gossip", "consensus_distance", "bytes_models", "bytes_cross_gradients",
+    "seconds", "gradients_per_second", "peak_memory_mb",
+)  # fmt: skip
+"""What is averaged over seeds."""
 
 
-def rows(results: dict[str, list[list[Record]]]) -> list[dict[str, Any]]:
-    """One row a method: means over seeds, and the deviation where there are several."""
+def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
+    """One row a method: means over seeds, each with its standard deviation (n - 1)."""
     made = []
-    for label, runs in results.items():
-        last = [records[-1] for records in runs]
-        row: dict[str, Any] = {"label": label, "seeds": len(last)}
-        for key in (
-            "accuracy_mean_model", "accuracy_own", "accuracy_own_min", "accuracy_after_gossip",
-            "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
-        ):  # fmt: skip
-            values = [record[key] for record in last]
+    for label in dict.fromkeys(job.label for job in done):
+        runs = [job for job in done if job.label == label]
+        ends = [RunFolder(job.out).records()[-1] for job in runs]
+        first = runs[0].experiment
+        row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
+        row |= {"agents": first.agents, "epochs": first.epochs, "seeds": len(runs)}
+        for key in FIGURES:
+            values = [end[key] for end in ends]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
-        row["megabytes_sent"] = statistics.fmean(megabytes(record) for record in last)
         made.append(row)
     return made
 
 
 COLUMNS = (
-    ("averaged model, %", "accuracy_mean_model", 100, ".1f"),
-    ("own models, %", "accuracy_own", 100, ".1f"),
-    ("after gossip, %", "accuracy_after_gossip", 100, ".1f"),
-    ("distance", "consensus_distance", 1, ".3g"),
+    ("averaged\nmodel, %", "accuracy_mean_model", 100, ".1f", ".1f"),
+    ("own\nmodels, %", "accuracy_own", 100, ".1f", ".1f"),
+    ("after\ngossip, %", "accuracy_after_gossip", 100, ".1f", ".1f"),
+    ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g"),
 )
+HEADINGS = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", "seconds"]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     cells = [row["label"]]
-    for _, key, factor, form in COLUMNS:
+    for _, key, factor, form, form_of_std in COLUMNS:
         cell = f"{factor * row[key]:{form}}"
         if row["seeds"] > 1:
-            cell += f" ± {factor * row[key + '_std']:{form}}"
+            cell += f" ± {factor * row[key + '_std']:{form_of_std}}"
         cells.append(cell)
-    return [*cells, f"{row['megabytes_sent']:.2f}", f"{row['seconds']:.1f}"]
+    return [*cells, f"{megabytes(row):.2f}", f"{row['seconds']:.1f}"]
 
 
-HEADINGS = ["", *(heading for heading, *_ in COLUMNS), "MB sent", "seconds"]
-
-
-def table(made: Sequence[dict[str, Any]], title: str) -> Table:
+def table(made: Sequence[dict[str, Any]]) -> Table:
     """The rows for a terminal."""
-    shown = Table(title=title, title_justify="left")
-    for number, heading in enumerate(HEADINGS):
-        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in made:
         shown.add_row(*_cells(row))
     return shown
@@ -251,16 +284,15 @@ def table(made: Sequence[dict[str, Any]], title: str) -> Table:
 
 def markdown(made: Sequence[dict[str, Any]]) -> str:
     """The rows for a document."""
-    lines = [HEADINGS, ["---", *("---:" for _ in HEADINGS[1:])], *(_cells(row) for row in made)]
+    headings = [heading.replace("\n", " ") for heading in HEADINGS]
+    lines = [headings, ["---", *("---:" for _ in headings[1:])], *(_cells(row) for row in made)]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
-def write(out: Path, results: dict[str, list[list[Record]]], made: list[dict[str, Any]]) -> None:
+def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
     """The table and the picture, beside the runs."""
     write_atomically(out / "table.md", markdown(made))
-    curves_picture(results, out / "curves.png")
-
-
-def default_parallel() -> int:
-    """As many runs at once as there are cores to use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    curves: dict[str, list[Any]] = {}
+    for job in done:
+        curves.setdefault(job.label, []).append(RunFolder(job.out).records())
+    curves_picture(curves, out / "curves.png")

@@ -13,9 +13,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +28,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from parley import hub, tokens
 from parley.errors import BadValue, unknown_name
 
 # Streams of random numbers: default_rng([seed, stream, agent, pass or step]).
-_PERMUTATIONS, _AUGMENTATIONS = 1, 2
+_PERMUTATIONS, _AUGMENTATIONS, _SHARE = 1, 2, 5
 
 
 @dataclass(frozen=True)
 class Samples:
     """Inputs with their classes."""
 
-    inputs: Tensor  # [n, ...]: uint8 images [n, c, h, w], float32, or int64 (token numbers)
+    inputs: Tensor  # [n, ...]: uint8 images [n, c, h, w], float32, or int32/int64 (token numbers)
     targets: Tensor  # [n] int64
 
     def __len__(self) -> int:
@@ -66,11 +67,18 @@ class Transform:
     """Whether half of the training images are mirrored left to right."""
     crop_padding: int = 0
     """Training images are padded by so many pixels and cut to their size at a random place."""
+    resized_crop: int = 0
+    """In place of that, a random part of each training image (8 to 100 % of its area, aspect ratio
+    3:4 to 4:3) is scaled to a square of so many pixels."""
+
+    def __post_init__(self) -> None:
+        if self.crop_padding and self.resized_crop:
+            raise ValueError("crop_padding and resized_crop exclude each other")
 
     @property
     def augments(self) -> bool:
         """Whether training inputs are changed at random."""
-        return self.flip or self.crop_padding > 0
+        return self.flip or self.crop_padding > 0 or self.resized_crop > 0
 
     def normalise(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Raw inputs [..., c, h, w] to what a model takes; uint8 counts as 0..1.
@@ -78,8 +86,8 @@ class Transform:
         >>> Transform((0.5,), (0.5,)).normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
         tensor([[[[-1.,  1.]]]])
         """
-        if inputs.dtype == torch.int64:  # numbers of tokens: names, not magnitudes
-            return inputs
+        if inputs.dtype in (torch.int32, torch.int64):  # tokens: names, not magnitudes
+            return inputs.to(torch.int64)
         scale = 1 / 255 if inputs.dtype == torch.uint8 else 1.0
         x = inputs.to(dtype)
         if not self.mean:
@@ -90,15 +98,25 @@ class Transform:
         factor = (scale / std).to(x.device, dtype)
         return (x * factor).sub_((mean / std).to(x.device, dtype))
 
-    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """The random numbers that augment n samples: [n, 3], flip or not, top, left."""
+    def draw(
+        self, rng: np.random.Generator, n: int, size: tuple[int, int] = (0, 0)
+    ) -> NDArray[np.int64]:
+        """The random numbers that augment n images of this size (height, width).
+
+        [n, 3]: flip or not, top, left; for resized crops [n, 5]: also height and width of the part.
+        """
+        if self.resized_crop:
+            flip = rng.integers(0, 2 if self.flip else 1, size=(n, 1))
+            return np.concatenate([flip, _random_parts(rng, n, *size)], axis=1)
         place = 2 * self.crop_padding + 1
         return rng.integers(0, [2 if self.flip else 1, place, place], size=(n, 3))
 
     def augment(self, inputs: Tensor, draws: NDArray[np.int64]) -> Tensor:
-        """Mirrors and crops raw images [n, c, h, w], each by its own row of draws [n, 3]."""
-        flip, top, left = torch.from_numpy(draws).to(inputs.device).unbind(1)
+        """Mirrors and crops raw images [n, c, h, w], each by its own row of draws."""
+        flip, top, left, *size = torch.from_numpy(draws).to(inputs.device).unbind(1)
         x = inputs
+        if self.resized_crop:
+            x = _resized_parts(x, top, left, size[0], size[1], self.resized_crop)
         if self.flip:
             x = torch.where(flip.bool()[:, None, None, None], x.flip(-1), x)
         if self.crop_padding:
@@ -107,6 +125,67 @@ class Transform:
             windows = x.unfold(2, height, 1).unfold(3, width, 1)  # [n, c, top, left, h, w], a view
             x = windows[torch.arange(len(x), device=x.device), :, top, left]
         return x
+
+
+def _random_parts(rng: np.random.Generator, n: int, height: int, width: int) -> NDArray[np.int64]:
+    """[n, 4]: top, left, height, width of random parts, drawn as torchvision draws them.
+
+    Area and aspect ratio are drawn up to ten times until the part fits into the image; then the
+    largest central part whose aspect ratio is allowed is taken.
+    """
+    tries = 10
+    area = height * width * rng.uniform(0.08, 1.0, size=(n, tries))
+    ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3), size=(n, tries)))
+    place = rng.random(size=(n, 2))
+    widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+    heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = fits.argmax(axis=1)
+    rows = np.arange(n)
+    w, h = widths[rows, first], heights[rows, first]
+    top = (place[:, 0] * (height - h + 1)).astype(np.int64)
+    left = (place[:, 1] * (width - w + 1)).astype(np.int64)
+    central_w = min(width, round(height * 4 / 3))
+    central_h = min(height, round(width * 4 / 3))
+    central = [(height - central_h) // 2, (width - central_w) // 2, central_h, central_w]
+    some_fit = fits.any(axis=1, keepdims=True)
+    return np.where(some_fit, np.stack([top, left, h, w], axis=1), central)
+
+
+def _resized_parts(
+    images: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, side: int
+) -> Tensor:
+    """Every image's part, scaled to side x side as Pillow does it: bilinear, without aliasing.
+
+    Rows, then columns are one matrix product each. Pillow's fixed-point weights in doubles leave
+    nothing to rounding, so the result does not depend on the batch that an image is in.
+    """
+    is_bytes = images.dtype == torch.uint8
+    across = _resize_weights(left, width, images.shape[-1], side, is_bytes)  # [n, side, w]
+    down = _resize_weights(top, height, images.shape[-2], side, is_bytes)  # [n, side, h]
+    if not is_bytes:
+        x = images @ across[:, None].transpose(-1, -2).to(images.dtype)
+        return down[:, None].to(images.dtype) @ x
+
+    def rounded(x: Tensor) -> Tensor:
+        return (x + 0.5).floor_().clamp_(0, 255)
+
+    lines = images.double().flatten(1, 2)  # [n, c·h, w]: one product for all channels
+    x = rounded(lines @ across.transpose(-1, -2)).unflatten(1, images.shape[1:3])
+    return rounded(down[:, None] @ x).to(torch.uint8)
+
+
+def _resize_weights(start: Tensor, size: Tensor, whole: int, side: int, fixed: bool) -> Tensor:
+    """[n, side, whole]: how much of each pixel of a line is in each pixel of its resized part."""
+    start, size = start.double()[:, None, None], size.double()[:, None, None]
+    step = size / side
+    reach = step.clamp(min=1)
+    middle = (torch.arange(side, device=start.device).double()[:, None] + 0.5) * step
+    pixel = torch.arange(whole, device=start.device).double() - start  # [n, 1, whole]
+    weight = (1 - ((pixel - middle + 0.5) / reach).abs()).clamp_(min=0)
+    weight *= (pixel >= 0) & (pixel < size)
+    weight /= weight.sum(-1, keepdim=True)
+    return (weight * 2**22 + 0.5).floor_() / 2**22 if fixed else weight
 
 
 @dataclass(frozen=True)
@@ -186,7 +265,7 @@ class Batches:
         inputs = self.inputs.index_select(0, index)
         if self.transform.augments:
             draws = [
-                _pad(self.transform.draw(self._rng(_AUGMENTATIONS, agent, step), size), widest)
+                _pad(self._draw(agent, step, size), widest)
                 for agent, size in zip(self.agents, sizes, strict=True)
             ]
             inputs = self.transform.augment(inputs, np.concatenate(draws))
@@ -211,8 +290,25 @@ class Batches:
             self._orders[slot] = (number, order + self._starts[slot])
         return self._orders[slot][1][position * self.batch : (position + 1) * self.batch]
 
+    def _draw(self, agent: int, step: int, n: int) -> NDArray[np.int64]:
+        height, width = self.inputs.shape[-2:]
+        return self.transform.draw(self._rng(_AUGMENTATIONS, agent, step), n, (height, width))
+
     def _rng(self, stream: int, agent: int, number: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, stream, agent, number])
+
+
+def share_of(samples: Samples, fraction: float, seed: int) -> Samples:
+    """A share of the samples, the same of every class, at least one of each.
+
+    >>> few = share_of(Samples(torch.arange(10), torch.tensor([0, 1] * 5)), 0.4, seed=0)
+    >>> few.targets.bincount().tolist()
+    [2, 2]
+    """
+    rng, targets = np.random.default_rng([seed, _SHARE]), samples.targets.numpy()
+    members = [np.flatnonzero(targets == c) for c in np.unique(targets)]
+    kept = [rng.permutation(m)[: max(1, round(fraction * len(m)))] for m in members]
+    return samples.take(np.sort(np.concatenate(kept)))
 
 
 def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:
@@ -243,7 +339,22 @@ class Source:
     """Its id on the Hugging Face hub, or None when it comes inside a package."""
     transform: Transform | None = None
     """None: normalise by mean and deviation of the training inputs."""
+    local: tuple[str, ...] = ()
+    """Folders below the data root to look in, in this order; none: the hub id."""
+    config: str | None = None
+    """Which of several variants on the hub."""
+    label: str = ""
+    """The column of classes; empty: the first."""
+    resize: int = 0
+    """Images are scaled until their shorter side has so many pixels, and cut to a central square;
+    0 to leave them as they are."""
+    test_crop: int = 0
+    """The side of that square in the test data; in the training data it is `resize`."""
+    enlarge: bool = False
+    """Whether that may be done to images that are all smaller than `test_crop`."""
 
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 SOURCES: dict[str, Source] = {
     "digits": Source("8×8 digits that come with scikit-learn: works offline", None),
@@ -257,40 +368,149 @@ SOURCES: dict[str, Source] = {
         "uoft-cs/cifar10",
         Transform((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010), flip=True, crop_padding=4),
     ),
+    "cifar100": Source(
+        "32×32 colour photographs of 100 classes, uoft-cs/cifar100 on the hub",
+        "uoft-cs/cifar100",
+        Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True, crop_padding=4),
+        label="fine_label",
+    ),
+    # As run, random parts are taken of whole photographs; here of their central squares, so that
+    # the images are one tensor.
+    "imagenette": Source(
+        "photographs of 10 classes at 32×32, frgfm/imagenette on the hub",
+        "frgfm/imagenette",
+        Transform(*_IMAGENET, flip=True, resized_crop=32),
+        config="160px",
+        resize=32,
+        test_crop=32,
+    ),
+    "imagenette-224": Source(
+        "photographs of 10 classes at 224×224, frgfm/imagenette (full_size) on the hub",
+        "frgfm/imagenette",
+        Transform(*_IMAGENET, flip=True, resized_crop=224),
+        local=("frgfm/imagenette-full_size", "frgfm/imagenette"),
+        config="full_size",
+        resize=256,
+        test_crop=224,
+    ),
+    "ag_news": Source(
+        "news in 4 classes as 128 tokens, fancyzhx/ag_news on the hub", "fancyzhx/ag_news"
+    ),
 }
 
 
-def load(name: str, root: str | Path | None = None) -> Data:
+@dataclass(frozen=True)
+class Options:
+    """How a dataset is read: `load`'s options."""
+
+    folder: str = ""
+    """Where a dataset with a name is read from instead of its own place: a stand-in for it."""
+    label: str = ""
+    """The column of classes; empty: the dataset's own, or the first."""
+    tokenizer: str = ""
+    """Of texts: train (made from the training texts), a folder with tokenizer.json or vocab.txt, or
+    a hub id; empty: the one that belongs to the model, or train."""
+    length: int = 128
+    """Of texts: tokens of each, the rest is cut off."""
+    vocabulary: int = 30_522
+    """Of texts: the most tokens that a tokenizer made from them has (BERT's number)."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Options":
+        """From a table of options, checked.
+
+        >>> Options.of({"lenght": 64})
+        Traceback (most recent call last):
+        parley.errors.BadValue: data: 'lenght' is not valid (did you mean 'length'?); valid: folder,
+        label, length, tokenizer, vocabulary
+        """
+        known = {field.name: field for field in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise unknown_name("data", name, known)
+            if known[name].type is str and not isinstance(value, str):
+                raise BadValue(f"data.{name}", value, "text")
+            if known[name].type is int and (type(value) is not int or value < 4):
+                raise BadValue(f"data.{name}", value, "a whole number from 4")
+        return cls(**values)
+
+
+def load(
+    name: str,
+    root: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+) -> Data:
     """A dataset by its name here, its hub id `owner/name`, or its folder.
 
     A hub dataset is read from `root/owner/name` if that exists (`root` is the argument or the
-    environment variable PARLEY_DATA_ROOT), otherwise from the hub.
+    environment variable PARLEY_DATA_ROOT), otherwise from the hub. `options` are those of
+    `Options`; `tokenizer` is the one for texts when the options do not name any.
 
     >>> data = load("digits")
     >>> data.train.inputs.shape, len(data.test), len(data.class_names)
     (torch.Size([1437, 1, 8, 8]), 360, 10)
     """
     source = SOURCES.get(name)
+    chosen = Options.of(options or {})
+    root = root or os.environ.get("PARLEY_DATA_ROOT")
     if source is not None and source.hub is None:
+        for option in options or {}:
+            raise BadValue("data", option, f"no options: {name} has none")
         data = _digits()
     else:
-        data = _load_images(*_locate(name, source, root))
+        place, looked = _locate(name, source, root, chosen.folder)
+        recipe = _recipe(source, options or {}, chosen, root, tokenizer)
+        data = _load(place, looked, recipe)
     return replace(data, name=name, transform=(source and source.transform) or data.transform)
 
 
+@dataclass(frozen=True)
+class _Recipe:
+    """What `load` was asked to make of a dataset."""
+
+    source: Source
+    options: Options
+    given: tuple[str, ...] = ()  # the options that the user named
+    root: str | Path | None = None
+    tokenizer: str = tokens.TRAIN
+
+
+def _recipe(
+    source: Source | None,
+    given: Mapping[str, Any],
+    options: Options,
+    root: str | Path | None,
+    tokenizer: str | None,
+) -> _Recipe:
+    source = source or Source("", None)
+    source = replace(source, label=options.label or source.label, enlarge=bool(options.folder))
+    return _Recipe(
+        source, options, tuple(given), root, options.tokenizer or tokenizer or tokens.TRAIN
+    )
+
+
 def load_folders(
-    paths: Sequence[str | Path], class_names: Sequence[str] | None = None
+    paths: Sequence[str | Path],
+    class_names: Sequence[str] | None = None,
+    like: str = "",
+    root: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
 ) -> list[Samples]:
     """One dataset folder per agent: the training split of each.
 
     Classes are matched by name to `class_names` (of the test data, say), so an agent's folder need
-    not have all of them. Without `class_names` all folders must have the same.
+    not have all of them. Without `class_names` all folders must have the same. The inputs are
+    prepared as those of the dataset `like` that is loaded with the same options.
     """
+    chosen = Options.of(options or {})
+    recipe = _recipe(SOURCES.get(like), options or {}, chosen, root, tokenizer)
     loaded = []
     for agent, path in enumerate(paths):
         if not Path(path).is_dir():
             raise BadValue("data", str(path), "a folder", because=f"agent {agent}'s is missing")
-        loaded.append(_load_images(Path(path), str(path), needs_test=False))
+        loaded.append(_load(Path(path), str(path), recipe, needs_test=False))
     names = tuple(class_names if class_names is not None else loaded[0].class_names)
     for agent, data in enumerate(loaded):
         strange = [c for c in data.class_names if c not in names]
@@ -344,9 +564,13 @@ def _from_user(dataset: Any, agent: int) -> Samples:
     elif isinstance(dataset, tuple | list) and len(dataset) == 2:
         pair = dataset
     elif hasattr(dataset, "features") and hasattr(dataset, "cast_column"):
-        image, label = _columns(dataset, f"agent {agent}")
-        [inputs] = _decode([dataset], image, f"agent {agent}")
-        pair = (inputs, list(_values(dataset, label)))
+        columns = _columns(dataset, f"agent {agent}")
+        if columns.are_texts:
+            raise wrong(
+                "images, or a pair (inputs, targets) with numbers of tokens", "it has texts"
+            )
+        [inputs] = _decode([dataset], columns.inputs, f"agent {agent}")
+        pair = (inputs, list(_values(dataset, columns.label)))
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         items = [dataset[i] for i in range(len(dataset))]
         if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
@@ -420,101 +644,219 @@ def _standardise(inputs: Tensor) -> Transform:
     return Transform(tuple(mean), tuple(std))
 
 
-def _locate(name: str, source: Source | None, root: str | Path | None) -> tuple[Path | str, str]:
+def _locate(
+    name: str, source: Source | None, root: str | Path | None, instead: str = ""
+) -> tuple[Path | str, str]:
     """The folder or the hub id to load, and where else it was looked for, in words."""
+    if instead:
+        if source is None:
+            raise BadValue("data.folder", instead, "nothing, beside a dataset without a name here")
+        if not Path(instead).expanduser().is_dir():
+            raise BadValue("data.folder", instead, "a folder", because="there is none")
+        return Path(instead).expanduser(), instead
     if source is None and Path(name).expanduser().is_dir():
         return Path(name).expanduser(), name
-    hub = source.hub if source is not None else name
-    if hub is None or not re.fullmatch(r"[\w.-]+/[\w.-]+", hub):
+    hub_id = source.hub if source is not None else name
+    if hub_id is None or not hub.is_id(hub_id):
         raise unknown_name("data", name, ["a folder's path", "a hub id owner/name", *SOURCES])
-    root = root or os.environ.get("PARLEY_DATA_ROOT")
     if root is None:
-        return hub, "no local copy was looked for: no --data-root"
-    folder = Path(root).expanduser() / hub
-    return (folder, hub) if folder.is_dir() else (hub, f"no local copy in {folder}")
+        return hub_id, "no local copy was looked for: no --data-root"
+    for local in (source.local if source is not None else ()) or (hub_id,):
+        folder = Path(root).expanduser() / local
+        if folder.is_dir():
+            return folder, local
+    return hub_id, f"no local copy in {folder}"
 
 
-def _load_images(place: Path | str, looked: str, needs_test: bool = True) -> Data:
-    """Images with classes from a folder or the hub, decoded once and then read from the cache."""
-    name = str(place)
+def _load(place: Path | str, looked: str, recipe: _Recipe, needs_test: bool = True) -> Data:
+    """Images or texts with classes, decoded once and then read from the cache."""
+    name, source = str(place), recipe.source
     # A folder's files tell whether it has changed: with a cached copy it need not be opened.
-    splits = None if isinstance(place, Path) else _open(place, looked)
+    splits = None if isinstance(place, Path) else _open(place, looked, source.config)
     key = _fingerprint(place) if isinstance(place, Path) else _hub_fingerprint(splits)
-    slug = re.sub(r"\W+", "-", "-".join(Path(name).parts[-2:])).strip("-")
-    cached = _cache_folder() / f"{slug}-{key}.safetensors"
+
+    def opened() -> Any:
+        nonlocal splits
+        splits = splits or _open(place, looked, source.config)
+        return splits
+
+    prepared = [source.label, source.resize, source.test_crop]
+    cached = _cached(name, _digest([key, *prepared]) if any(prepared) else key)
     data = _read_cache(cached, name)
     if data is None:
-        data = _decode_splits(splits or _open(place, looked), name)
-        _write_cache(cached, data)
+        # Whether it has texts is known without opening it when it was found to have some before.
+        texts = any(cached.parent.glob(_cached(name, f"{key}-text-*").name))
+        if texts or _columns(_training(opened(), name), name, source.label).are_texts:
+            if recipe.tokenizer == tokens.TRAIN and not needs_test:
+                valid = "a folder or a hub id with a tokenizer for all of them"
+                raise BadValue("data.tokenizer", tokens.TRAIN, valid, f"{name} is one of several")
+            data = _load_texts(opened, name, key, recipe)
+        else:
+            data = _decode_splits(opened(), name, source)
+            _write_cache(cached, data)
+    if data.train.inputs.dtype == torch.uint8:
+        for option in ("tokenizer", "length", "vocabulary"):
+            if option in recipe.given:
+                raise BadValue("data", option, "folder, label", because=f"{name} has no texts")
     if needs_test and not len(data.test):
         raise BadValue("data", name, "a dataset with a test or a validation split")
     return data
 
 
-def _decode_splits(splits: Any, name: str) -> Data:
+def _cached(name: str, key: str) -> Path:
+    """Where a dataset's decoded copy is kept."""
+    slug = re.sub(r"\W+", "-", "-".join(Path(name).parts[-2:])).strip("-")
+    return cache_folder() / f"{slug}-{key}.safetensors"
+
+
+def _training(splits: Any, name: str) -> Any:
     if "train" not in splits:
         valid = "a dataset with a train split, and a test or a validation split"
         raise BadValue("data", name, valid, because=f"it has {', '.join(splits)}")
-    train = splits["train"]
-    test = next((splits[s] for s in ("test", "validation") if s in splits), train.select([]))
-    image, label = _columns(train, name)
-    inputs = _decode([train, test], image, name)
-    targets = [
-        torch.tensor(list(_values(split, label)), dtype=torch.int64) for split in (train, test)
-    ]
+    return splits["train"]
+
+
+def _train_and_test(splits: Any, name: str) -> tuple[Any, Any]:
+    train = _training(splits, name)
+    return train, next((splits[s] for s in ("test", "validation") if s in splits), train.select([]))
+
+
+def _load_texts(opened: Callable[[], Any], name: str, key: str, recipe: _Recipe) -> Data:
+    """Texts as numbers of tokens, encoded once for each tokenizer and length."""
+    length, size, chosen = recipe.options.length, recipe.options.vocabulary, recipe.tokenizer
+    label = recipe.source.label
+    trained = chosen == tokens.TRAIN
+    files = [] if trained else tokens.find(chosen, recipe.root)
+    identity = [tokens.TRAIN, size] if trained else [tokens.identity(files)]
+    cached = _cached(name, f"{key}-text-{_digest([*identity, length, label])}")
+    data = _read_cache(cached, name)
+    if data is not None:
+        return data
+    both = _train_and_test(opened(), name)
+    columns = _columns(both[0], name, label)
+    targets = _targets(both, columns.label, name)
+    texts = [[text or "" for text in _values(split, columns.inputs)] for split in both]
+    tokenizer = tokens.train(texts[0], size) if trained else tokens.read(files, chosen)
+    inputs = [tokens.encode(tokenizer, part, length) for part in texts]
+    class_names = tuple(both[0].features[columns.label].names)
+    data = Data(
+        name,
+        Samples(inputs[0], targets[0]),
+        Samples(inputs[1], targets[1]),
+        class_names,
+        Transform(),
+    )
+    _write_cache(cached, data)
+    return data
+
+
+def _decode_splits(splits: Any, name: str, source: Source) -> Data:
+    both = _train_and_test(splits, name)
+    columns = _columns(both[0], name, source.label)
+    targets = _targets(both, columns.label, name)
+    inputs = _decode(both, columns.inputs, name, source)
+    return Data(
+        name=name,
+        train=Samples(inputs[0], targets[0]),
+        test=Samples(inputs[1], targets[1]),
+        class_names=tuple(both[0].features[columns.label].names),
+        transform=source.transform or _standardise(inputs[0]),
+    )
+
+
+def _targets(both: Sequence[Any], label: str, name: str) -> list[Tensor]:
+    targets = [torch.tensor(list(_values(split, label)), dtype=torch.int64) for split in both]
     if not len(targets[0]):
         raise BadValue("data", name, "at least one training sample")
     for labels in targets:
         if len(labels) and labels.min() < 0:
             raise BadValue("data", name, "a class for every sample", because="some have none")
-    return Data(
-        name=name,
-        train=Samples(inputs[0], targets[0]),
-        test=Samples(inputs[1], targets[1]),
-        class_names=tuple(train.features[label].names),
-        transform=_standardise(inputs[0]),
-    )
+    return targets
 
 
-def _columns(dataset: Any, name: str) -> tuple[str, str]:
-    """The names of the first column of images and the first column of classes."""
+class _Columns(NamedTuple):
+    inputs: str
+    label: str
+    are_texts: bool
+
+
+def _columns(dataset: Any, name: str, label: str = "") -> _Columns:
+    """The first column of images or else of texts, and the named or first column of classes."""
     features = dataset.features
-    found = [
-        next((column for column, feature in features.items() if type(feature).__name__ == kind), "")
-        for kind in ("Image", "ClassLabel")
-    ]
-    if not all(found):
-        columns = ", ".join(f"{c}: {type(f).__name__}" for c, f in features.items())
-        valid = "a dataset with an Image and a ClassLabel column"
-        raise BadValue("data", name, valid, because=f"it has {columns}")
-    return found[0], found[1]
+    images = [c for c, feature in features.items() if type(feature).__name__ == "Image"]
+    texts = [c for c, f in features.items() if "string" in str(getattr(f, "dtype", ""))]
+    classes = [c for c, feature in features.items() if type(feature).__name__ == "ClassLabel"]
+    if label:
+        classes = [c for c in classes if c == label]
+    if not (images or texts) or not classes:
+        has = ", ".join(f"{c}: {type(f).__name__}" for c, f in features.items())
+        valid = (
+            f"a dataset with an Image or a text column, and a ClassLabel column {label}".rstrip()
+        )
+        raise BadValue("data", name, valid, because=f"it has {has}")
+    return _Columns([*images, *texts][0], classes[0], not images)
 
 
-def _decode(datasets: Sequence[Any], column: str, name: str) -> list[Tensor]:
-    """The images of every dataset as uint8 [n, c, h, w]: grey if all are grey, else colour."""
-    decoded = [[_pixels(image) for image in _values(one, column)] for one in datasets]
-    shapes = {pixels.shape for pixels in itertools.chain(*decoded)}
-    sizes = sorted({shape[:2] for shape in shapes})
-    if len(sizes) > 1:
-        some = ", ".join(f"{height} x {width}" for height, width in sizes[:3])
-        raise BadValue("data", name, "images of one size", because=f"it has {some}, ...")
-    height, width = sizes[0] if sizes else (1, 1)
-    channels = max((shape[2] for shape in shapes), default=1)
+def _decode(
+    datasets: Sequence[Any], column: str, name: str, source: Source | None = None
+) -> list[Tensor]:
+    """The images of every dataset as uint8 [n, c, h, w]: grey if all are grey, else colour.
+
+    Those of the first are training images, which `source` may prepare in another size.
+    """
+    source = source or Source("", None)
+    sides = [source.resize, *[source.test_crop] * (len(datasets) - 1)]
+    largest = 0
+    decoded: list[list[NDArray[np.uint8]]] = []
+    for one, side in zip(datasets, sides, strict=True):
+        decoded.append([])
+        for encoded in _values(one, column):
+            image = _image(encoded)
+            largest = max(largest, min(image.size))
+            decoded[-1].append(_pixels(_square(image, source.resize, side) if side else image))
+    if largest < source.test_crop and not source.enlarge:
+        small = f"its images are at most {largest} x {largest}"
+        valid = f"a copy with larger images in {(source.local or (source.hub,))[0]} of --data-root"
+        raise BadValue("data", name, f"{valid}, or data.folder = {name} to enlarge these", small)
+    channels = max((pixels.shape[2] for pixels in itertools.chain(*decoded)), default=1)
+    if not source.resize:
+        sizes = sorted({pixels.shape[:2] for pixels in itertools.chain(*decoded)})
+        if len(sizes) > 1:
+            some = ", ".join(f"{height} x {width}" for height, width in sizes[:3])
+            raise BadValue("data", name, "images of one size", because=f"it has {some}, ...")
+        default = sizes[0] if sizes else (1, 1)
     tensors = []
-    for images in decoded:
+    for images, side in zip(decoded, sides, strict=True):
+        height, width = (side, side) if side else default
         out = np.empty((len(images), channels, height, width), dtype=np.uint8)
         for i, pixels in enumerate(images):
             out[i] = pixels.transpose(2, 0, 1)  # a grey image fills all channels
+        images.clear()
         tensors.append(torch.from_numpy(out))
     return tensors
 
 
-def _pixels(encoded: dict[str, Any]) -> NDArray[np.uint8]:
-    """One image as [h, w, 1 or 3]."""
+def _image(encoded: dict[str, Any]) -> Image.Image:
     content = encoded["bytes"] or Path(encoded["path"]).read_bytes()
     image: Image.Image = Image.open(io.BytesIO(content))
     if image.mode not in ("L", "RGB"):
         image = image.convert("L" if image.mode == "1" else "RGB")
+    return image
+
+
+def _square(image: Image.Image, shorter: int, side: int) -> Image.Image:
+    """Scales the image until its shorter side is `shorter` pixels; its central square of `side`."""
+    width, height = image.size
+    if min(width, height) != shorter:
+        # Cut off rather than rounded, as torchvision does.
+        width, height = (max(shorter, shorter * s // min(image.size)) for s in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return image.crop((left, top, left + side, top + side))
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """One image as [h, w, 1 or 3]."""
     pixels: NDArray[np.uint8] = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
@@ -525,15 +867,23 @@ def _values(dataset: Any, column: str) -> Iterator[Any]:
         yield from table[column].to_pylist()
 
 
-def _open(place: Path | str, looked: str) -> Any:
+def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
     """The splits of a folder or of a hub dataset, through Hugging Face datasets."""
     # Imported here: it takes a second, and a cached folder does without.
     import datasets
 
     reachable = True
     try:
-        with _quiet(), _offline_unless_reachable(isinstance(place, str)) as reachable:
-            return datasets.load_dataset(str(place))
+        with _quiet(), hub.offline_unless_reachable(isinstance(place, str)) as reachable:
+            if isinstance(place, Path):
+                return datasets.load_dataset(str(place))
+            try:
+                return datasets.load_dataset(place, config)
+            except RuntimeError as error:
+                if "scripts are no longer supported" not in str(error):
+                    raise
+                # The hub keeps what such a script makes as Parquet files beside it.
+                return datasets.load_dataset(place, config, revision="refs/convert/parquet")
     # The libraries below raise errors of a dozen unrelated types; each means: not loadable.
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -562,29 +912,6 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@contextmanager
-def _offline_unless_reachable(wanted: bool) -> Iterator[bool]:
-    """Keeps the hub's clients from retrying for half a minute when there is no network.
-
-    One request with a short limit finds out; without an answer, only what was downloaded before is
-    used. It goes through the client's own session, so that proxies and mirrors count.
-    """
-    import datasets.config
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
-
-    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
-    if wanted and not any(before):
-        try:
-            get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # which type depends on the client's version (requests or httpx)
-            datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield not datasets.config.HF_HUB_OFFLINE
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
-
-
 def _fingerprint(folder: Path) -> str:
     """Changes when a file of the folder does."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -601,7 +928,8 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps([1, value]).encode()).hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where what can be made again is kept: PARLEY_CACHE, or `parley` in the user's cache."""
     if own := os.environ.get("PARLEY_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parley"

@@ -17,6 +17,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -189,22 +190,37 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
             shortest = min(len(records) for records in seeds)
             x = [horizontal(record) for record in seeds[0][:shortest]]
             y = np.array([[vertical(r) for r in records[:shortest]] for records in seeds])
-            mean, spread = y.mean(0), y.std(0)
+            mean, spread = y.mean(0), y.std(0, ddof=min(1, len(y) - 1))
             colour, dashes = hues[number % len(hues)], DASHES[number % len(DASHES)]
-            axes.plot(x, mean, color=colour, label=name, linestyle=dashes, linewidth=1.8)
+            marker = "o" if shortest == 1 else ""  # one point makes no line
+            axes.plot(x, mean, color=colour, marker=marker, label=name, ls=dashes, lw=1.8)
             axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
         axes.set_title(title, fontsize=11, loc="left")
         axes.set_ylabel(label)
         axes.set_xlabel("epoch" if horizontal is _epoch else "MB sent by each agent")
+        if horizontal is _epoch:
+            axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(integer=True))
         axes.grid(color="#E3E7EB", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[1, 0].set_yscale("log", nonpositive="mask")
-    panels[1, 1].set_xscale("log")
+    # One agent is at no distance from itself and sends nothing: nothing to take the log of.
+    if panels[1, 0].dataLim.y1 > 0:
+        panels[1, 0].set_yscale("log", nonpositive="mask")
+        _plain_numbers(panels[1, 0].yaxis)
+    if panels[1, 1].dataLim.x1 > 0:
+        panels[1, 1].set_xscale("log")
+        _plain_numbers(panels[1, 1].xaxis)
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, names, loc="outside upper center", ncols=min(len(names), 6), frameon=False
     )
     return _save(figure, out)
+
+
+def _plain_numbers(axis: Axis) -> None:
+    """0.5, 1, 2 on a logarithmic axis, not powers of ten."""
+    axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(mpl.ticker.NullFormatter())
 
 
 def _epoch(record: Record) -> float:

@@ -3,23 +3,47 @@
 Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samples of a batch.
 
 `LoopEngine` is the obvious way and what the others are tested against; `VmapEngine` computes all
-pairs as one batched operation, which wins where a model is made of small dense layers.
+pairs as one batched operation. Faster ones for models of known layers are in modules of their own:
+`stacked` for dense layers, `fused` for convolutions. `engines` has the table.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from parley.data import Batch
-from parley.errors import BadValue, unknown_name
+from parley.errors import BadValue
 from parley.task import Task
 
 
+class Score(NamedTuple):
+    """How a model does on a set of samples."""
+
+    loss: float
+    accuracy: float
+
+
+class Pairs(NamedTuple):
+    """Models and the batches they meet, all of agents hosted here."""
+
+    models: Sequence[int]
+    """Row of each pair's model."""
+    rows: Sequence[int]
+    """Row of each pair's batch."""
+    owners: Sequence[int]
+    """Agent whose model it is."""
+
+
+ACCUMULATED_BYTES = 1 << 22
+"""Gradients that are held at once while they are added up."""
+
+
 class Engine(ABC):
-    """Gradients of many models, each on some hosted agent's batch."""
+    """Gradients of many models, each on some hosted agent's batch; and what a model answers."""
 
     def __init__(self, task: Task, seed: int = 0) -> None:
         self.task = task
@@ -38,6 +62,45 @@ class Engine(ABC):
         self.samples += sum(batch.sizes[r] for r in rows)
         return self._gradients(x_PD, batch, rows, owners)
 
+    def accumulate(
+        self,
+        x_AD: Tensor,
+        batch: Batch,
+        pairs: "Pairs",
+        shares: Sequence[tuple[Sequence[int], Sequence[float]]],
+        sum_AD: Tensor,
+    ) -> None:
+        """Adds up the gradients of pairs without keeping them.
+
+        For each (targets, weights) in `shares`, weights[p] times the gradient of pair p is added to
+        row targets[p] of `sum_AD`. Few pairs are handled at once, so that what is held beside the
+        sum is bounded however many agents there are.
+        """
+        few = max(1, ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size()))
+        for start in range(0, len(pairs.models), few):
+            some = slice(start, start + few)
+            models = torch.tensor(pairs.models[some], dtype=torch.int64, device=x_AD.device)
+            g_PD = self.gradients(x_AD[models], batch, pairs.rows[some], pairs.owners[some])[1]
+            for targets, weights in shares:
+                index = torch.tensor(targets[some], dtype=torch.int64, device=x_AD.device)
+                weight_P1 = torch.tensor(weights[some], dtype=x_AD.dtype, device=x_AD.device)[
+                    :, None
+                ]
+                sum_AD.index_add_(0, index, weight_P1 * g_PD)
+
+    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
+        """What the model with parameters `x_D` answers to held-out inputs."""
+        return self.task.predict(x_D, inputs)
+
+    def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
+        """Mean loss and accuracy over held-out samples, `chunk` at a time."""
+        loss, right = 0.0, 0
+        for part, answers in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+            outputs = self.predict(x_D, part)
+            loss += float(self.task.per_sample(outputs, answers).sum())
+            right += int((outputs.argmax(1) == answers).sum())
+        return Score(loss / len(targets), right / len(targets))
+
     @abstractmethod
     def _gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
@@ -50,12 +113,21 @@ class LoopEngine(Engine):
     def _gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        with torch.random.fork_rng(devices=[], enabled=self.task.random):
+            return self._one_by_one(x_PD, batch, rows, owners)
+
+    def _dropout_seed(self, batch: Batch, row: int, owner: int) -> int:
+        key = [self.seed, 3, batch.agents[row], owner, batch.step]
+        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+    def _one_by_one(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         loss_P, g_PD = x_PD.new_empty(len(rows)), torch.empty_like(x_PD)
         for p, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             n = batch.sizes[row]
             if self.task.random:
-                key = [self.seed, 3, batch.agents[row], owner, batch.step]
-                torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+                torch.manual_seed(self._dropout_seed(batch, row, owner))
             x_D = x_PD[p].detach().requires_grad_()
             loss = self.task.losses(x_D, batch.inputs[row, :n], batch.targets[row, :n]).mean()
             (g_PD[p],) = torch.autograd.grad(loss, x_D)
@@ -85,20 +157,3 @@ class VmapEngine(Engine):
             inputs, targets, weights = inputs[index], targets[index], weights[index]
         g_PD, loss_P = self._batched(x_PD, inputs, targets, weights)
         return loss_P, g_PD
-
-
-ENGINES: dict[str, type[Engine]] = {"loop": LoopEngine, "vmap": VmapEngine}
-
-
-def choose(name: str, task: Task, seed: int = 0) -> Engine:
-    """The engine of that name, or for ``auto`` the faster one for this kind of model.
-
-    Batched dense layers are one matrix product for all agents; batched convolutions become
-    grouped convolutions, which are slow on a CPU.
-    """
-    if name == "auto":
-        convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules())
-        name = "loop" if convolutional or task.random else "vmap"
-    if name not in ENGINES:
-        raise unknown_name("engine", name, [*ENGINES, "auto"])
-    return ENGINES[name](task, seed)

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args, get_origin
+from contextlib import suppress
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -19,12 +20,35 @@ class BadValue(ParleyError):
     'alpha: 1.5 is not valid; valid: a number from 0 to 1'
     >>> str(BadValue("topology", "chain", "a connected graph", because="agent 3 is cut off"))
     "topology: 'chain' is not valid (agent 3 is cut off); valid: a connected graph"
+    >>> str(BadValue("out", None, "a folder", because="--resume needs it"))
+    'out: missing (--resume needs it); valid: a folder'
     """
 
     def __init__(self, field: str, value: object, valid: str, because: str = "") -> None:
+        found = "missing" if value is None else f"{_as_typed(value)} is not valid"
         reason = f" ({because})" if because else ""
-        super().__init__(f"{field}: {value!r} is not valid{reason}; valid: {valid}")
+        super().__init__(f"{field}: {found}{reason}; valid: {valid}")
         self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are copied by calling their class with `args`; between processes, too.
+        return _copy, (self.field, str(self))
+
+
+def _copy(field: str, message: str) -> BadValue:
+    error = BadValue.__new__(BadValue, message)
+    error.field = field
+    return error
+
+
+def _as_typed(value: object) -> str:
+    """A number from the command line looks like one from Python: 1.5, not '1.5'."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            return value
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def unknown_name(field: str, name: str, names: Iterable[str]) -> BadValue:
@@ -57,7 +81,8 @@ def valid_values(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return ", ".join(str(choice) for choice in get_args(kind))
-    noun = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "text")  # type: ignore[arg-type]
+    nouns: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}
+    noun = nouns.get(kind, "text")
     limits: dict[str, object] = {}
     for limit in field.metadata:
         limits |= {

@@ -13,17 +13,18 @@ from pydantic import (
     SerializeAsAny,
     ValidationError,
     field_serializer,
-    field_validator,
     model_validator,
 )
 
-from parley import algorithms
+from parley import algorithms, models
 from parley.algorithms import AS_RUN, Algorithm
-from parley.errors import BadValue, ParleyError, first_error, unknown_name
+from parley.errors import BadValue, first_error, unknown_name
 from parley.schedule import parse_decay
 
 ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.model_fields})
 """Every hyper-parameter that some algorithm has."""
+
+VARIANTS = ("as-printed", "as-run")
 
 HOW = frozenset({"data_root", "workers", "engine", "device", "threads"})
 """Fields that say how a run is carried out, not what it computes: they may change on resuming."""
@@ -39,12 +40,17 @@ class Experiment(BaseModel):
     True
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     data: str = "digits"
-    """Dataset: digits, fashion_mnist, cifar10, a hub id owner/name, or a folder."""
+    """Dataset by name (parley data lists them), by its hub id owner/name, or a folder."""
+    data_options: dict[str, int | float | str | bool] = {}
+    """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
-    """Network: mlp, logistic, lenet5, cnn5."""
+    """Network: logistic, mlp, lenet5, cnn5, vgg11, resnet20, resnet18, mobilenetv2, bert-mini,
+    distilbert, or hf:FOLDER."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     agents: int = Field(10, ge=1)
@@ -55,6 +61,8 @@ class Experiment(BaseModel):
     """Mixing weights: uniform, metropolis, sinkhorn, or auto."""
     partition: str = "skew:1"
     """Who holds what: iid, skew:S, dirichlet:A, classes:K or file:PATH."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the training samples that is used, the same of every class."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
     """The optimizer and its hyper-parameters."""
     epochs: int = Field(20, ge=1)
@@ -80,9 +88,11 @@ class Experiment(BaseModel):
     data_root: str | None = None
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
     workers: int = Field(1, ge=1)
-    """Processes that share the agents."""
+    """Processes that share the agents. Left out, the command takes one for each core where the
+    network is not a small dense one."""
     engine: str = "auto"
-    """How gradients are computed: loop, vmap, or auto."""
+    """How gradients are computed: fused (compiled), stacked (dense layers of all agents at once),
+    vmap, loop, or auto: the fastest of those that can, found by a short trial."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     threads: int = Field(1, ge=1)
@@ -94,37 +104,29 @@ class Experiment(BaseModel):
 
         ``variant="as-run"`` sets every choice in which the NGC authors' code differs from their
         paper to the code's, ``"as-printed"`` to the paper's; options given beside it win.
-        """
-        inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
-        variant = options.pop("variant", None)
-        chosen = options.get("algorithm", cls.model_fields["algorithm"].default)
-        if isinstance(chosen, str):
-            chosen = {"name": chosen}
-        if isinstance(chosen, Mapping):
-            options["algorithm"] = _with_variant(variant, {**chosen, **inner})
-        elif inner or variant:
-            options["algorithm"] = _with_variant(
-                variant, {"name": chosen.name, **chosen.model_dump(exclude_unset=True), **inner}
-            )
-        if variant and options.get("model") == "cnn5":
-            evonorm = "hard-swish" if variant == "as-run" else "s0"
-            options["model_options"] = {"evonorm": evonorm, **options.get("model_options", {})}
-        try:
-            return cls(**options)
-        except ValidationError as error:
-            unknown = next((e for e in error.errors() if e["type"] == "extra_forbidden"), None)
-            if unknown:
-                names = [*cls.model_fields, *ALGORITHM_OPTIONS, "variant"]
-                raise unknown_name("option", str(unknown["loc"][0]), names) from None
-            raise first_error(error, cls.model_fields) from None
 
-    @field_validator("algorithm", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            options = dict(value)
-            return algorithms.build(str(options.pop("name", "")), options)
-        return value
+        >>> Experiment.of(algorithm="cga", momentum=0.9, variant="as-run").algorithm.qp_floor
+        0.5
+        """
+        flat = flatten(options)
+        algorithm = flat.pop("algorithm", type(cls.model_fields["algorithm"].default))
+        variant = flat.pop("variant", None)
+        if variant not in (None, *VARIANTS):
+            raise unknown_name("variant", str(variant), VARIANTS)
+        if variant == "as-run":
+            flat = {k: v for k, v in AS_RUN.items() if k in algorithm.model_fields} | flat
+        if variant and "evonorm" in models.options(flat.get("model", "mlp")):
+            evonorm = "hard-swish" if variant == "as-run" else "s0"
+            flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
+        names = {*ALGORITHM_OPTIONS, *algorithm.model_fields}
+        inner = {name: flat.pop(name) for name in list(flat) if name in names}
+        for name in flat:
+            if name not in cls.model_fields:
+                raise unknown_name("option", name, [*cls.model_fields, *names, "variant"])
+        try:
+            return cls(**flat, algorithm=_build(algorithm, inner))
+        except ValidationError as error:
+            raise first_error(error, cls.model_fields) from None
 
     @field_serializer("algorithm")
     def _with_name(self, value: Algorithm) -> dict[str, Any]:
@@ -150,10 +152,73 @@ class Experiment(BaseModel):
         return [name for name in mine if name not in HOW and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":
-        """The same with some fields changed."""
-        return type(self).of(
-            **({name: getattr(self, name) for name in self.model_fields_set} | changes)
-        )
+        """The same with some options changed, as `on_top` does it."""
+        mine = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self).of(**on_top(mine, changes))
+
+
+def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The algorithm as its class, its hyper-parameters among the other options.
+
+    >>> flatten({"algorithm": {"name": "ngc", "alpha": 0.5}, "lr": 0.1})
+    {'algorithm': <class 'parley.algorithms.ngc.NGC'>, 'alpha': 0.5, 'lr': 0.1}
+    """
+    flat = dict(options)
+    chosen = flat.pop("algorithm", None)
+    inner: dict[str, Any] = {}
+    if isinstance(chosen, Algorithm):
+        inner = chosen.model_dump(exclude_unset=True)
+        chosen = type(chosen)
+    elif isinstance(chosen, Mapping):  # a table of TOML
+        inner = dict(chosen)
+        chosen = inner.pop("name", None)
+    if isinstance(chosen, type) and issubclass(chosen, Algorithm):
+        inner = {"algorithm": chosen, **inner}
+    elif chosen is not None:
+        if chosen not in algorithms.ALGORITHMS:
+            raise unknown_name("algorithm", str(chosen), algorithms.ALGORITHMS)
+        inner = {"algorithm": algorithms.ALGORITHMS[chosen], **inner}
+    for field in ("model_options", "data_options"):
+        if not isinstance(flat.get(field, {}), Mapping):
+            raise BadValue(field, flat[field], "a table, for example hidden = 64")
+    return inner | flat
+
+
+def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others on top, which win: flags over a file, changes over an experiment.
+
+    Another algorithm keeps the hyper-parameters that it also has, another model none of the old
+    one's; a variant takes back the choices that it is about.
+
+    >>> sorted(on_top({"algorithm": "ngc", "alpha": 0, "momentum": 0.9}, {"algorithm": "cga"}))
+    ['algorithm', 'momentum']
+    """
+    below, above = flatten(below), flatten(above)
+    old, new = below.get("algorithm"), above.get("algorithm")
+    if new and new is not old:
+        gone = {*ALGORITHM_OPTIONS, *(old.model_fields if old else ())} - set(new.model_fields)
+        below = {name: value for name, value in below.items() if name not in gone}
+    network, source = below.pop("model_options", {}), below.pop("data_options", {})
+    if "model" in below and above.get("model", below["model"]) != below["model"]:
+        network = {}
+    if "data" in below and above.get("data", below["data"]) != below["data"]:
+        source = {}
+    if "variant" in above:
+        below = {name: value for name, value in below.items() if name not in AS_RUN}
+        network = {name: value for name, value in network.items() if name != "evonorm"}
+    network = {**network, **above.get("model_options", {})}
+    source = {**source, **above.get("data_options", {})}
+    tables = {"model_options": network, "data_options": source}
+    return below | above | {name: table for name, table in tables.items() if table}
+
+
+def _build(algorithm: type[Algorithm], options: dict[str, Any]) -> Algorithm:
+    if algorithms.ALGORITHMS.get(algorithm.name) is algorithm:
+        return algorithms.build(algorithm.name, options)
+    try:
+        return algorithm(**options)
+    except ValidationError as error:
+        raise first_error(error, algorithm.model_fields) from None
 
 
 def read_toml(text: str, where: str) -> dict[str, Any]:
@@ -161,20 +226,13 @@ def read_toml(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ParleyError(f"{where}: not valid TOML: {error}") from None
+        raise BadValue("experiment", where, "a TOML file", f"not TOML: {error}") from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """Options from a TOML file."""
-    if not path.is_file():
-        raise BadValue("experiment", str(path), "a TOML file that exists")
-    return read_toml(path.read_text(encoding="utf-8"), str(path))
-
-
-def _with_variant(variant: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    if variant not in (None, "as-printed", "as-run"):
-        raise unknown_name("variant", str(variant), ["as-printed", "as-run"])
-    known = algorithms.ALGORITHMS.get(str(options.get("name")))
-    if variant == "as-run" and known:
-        return {n: v for n, v in AS_RUN.items() if n in known.model_fields} | options
-    return options
+    try:
+        return read_toml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadValue("experiment", str(path), "a TOML file", reason) from None

@@ -17,18 +17,12 @@ from typing import Any
 import parley
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.files import is_partial, write_atomically
 
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def fresh_name(parent: Path, stem: str) -> Path:
@@ -45,13 +39,20 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def experiment(self) -> Experiment | None:
+        """What the folder holds a run of, if it does."""
+        present = self.path / EXPERIMENT
+        if not present.is_file():
+            return None
+        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
+
     def open(self, experiment: Experiment, resume: bool) -> None:
         """Makes the folder, or checks that it holds this very experiment."""
         present = self.path / EXPERIMENT
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
-        if present.exists():
-            other = Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
+        other = self.experiment()
+        if other is not None:
             differing = experiment.same_as(other)
             if differing:
                 raise ParleyError(
@@ -64,28 +65,30 @@ class RunFolder:
                     "add --resume to go on with it, or choose another folder"
                 )
             return
-        if self.path.exists() and any(self.path.iterdir()):
+        # A run that was killed at its very first moment leaves an unfinished file.
+        if self.path.exists() and not all(is_partial(p, EXPERIMENT) for p in self.path.iterdir()):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
             write_atomically(present, experiment.to_toml())
+            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
         except OSError as error:
             raise BadValue(
                 "out", str(self.path), "a folder that can be written", str(error)
             ) from None
 
     def records(self) -> list[dict[str, Any]]:
-        """All whole records; a half-written last line is passed over."""
+        """All records; a last line that was only half written is passed over."""
         path = self.path / RECORDS
-        if not path.exists():
-            return []
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
         records = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
+            except ValueError:
+                raise ParleyError(
+                    f"records: line {number} of {path} is damaged; remove it to go on without it"
+                ) from None
         return records
 
     def append(self, record: dict[str, Any]) -> None:
@@ -95,9 +98,9 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def rewind(self, epoch: int) -> list[dict[str, Any]]:
+    def rewind(self, records: list[dict[str, Any]], epoch: int) -> list[dict[str, Any]]:
         """Drops records that are newer than the checkpoint a run goes on from."""
-        kept = [r for r in self.records() if r["epoch"] <= epoch]
+        kept = [r for r in records if r["epoch"] <= epoch]
         if (self.path / RECORDS).exists():
             write_atomically(self.path / RECORDS, "".join(json.dumps(r) + "\n" for r in kept))
         return kept
@@ -105,7 +108,10 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete run, else None."""
         path = self.path / SUMMARY
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except ValueError:
+            return None  # damaged: resuming makes it again from the records
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Marks the run as complete."""

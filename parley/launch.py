@@ -6,32 +6,48 @@ others, unless a launcher such as torchrun has already started all of them.
 
 import multiprocessing
 import os
-import traceback
-from collections.abc import Callable, Iterator
+import pickle
+import signal
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
 
-from parley import checkpoint
+import parley
+from parley import checkpoint, models
 from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
-from parley.folder import RunFolder
+from parley.experiment import HOW, Experiment
+from parley.folder import RECORDS, RunFolder
 from parley.placement import spread
-from parley.run import EpochDone, Event, Problem, Record, Run
-from parley.transport import Local, Processes, Transport
+from parley.run import EpochDone, Event, Problem, Record, Run, device_of
+from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
 """Is shown every event of worker 0."""
 
+JOINING = timedelta(minutes=2)
+"""How long the processes of a launcher wait for each other at the start."""
 SILENCE = timedelta(minutes=10)
 """How long a worker waits for another before it gives up."""
+PARTING = 3.0
+"""Seconds that workers have to end by themselves once one has failed."""
+
+FAILURE = "parley/failure"
+"""Where in the workers' common store the first one that fails says why."""
+READY = "parley/ready"
 
 
 def started_by_launcher() -> bool:
@@ -68,33 +84,44 @@ def execute(
 
     `load` makes the problem; with several workers it is called in each of them.
     """
-    _check_device(experiment.device)
+    device_of(experiment.device)
+    workers = int(os.environ["WORLD_SIZE"]) if started_by_launcher() else experiment.workers
+    if workers > experiment.agents:
+        valid = f"1 to {experiment.agents}"
+        raise BadValue("workers", workers, valid, "every worker hosts an agent")
     if started_by_launcher():
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if experiment.workers not in (1, world):
-            raise BadValue(
-                "workers", experiment.workers, f"{world}", f"the launcher started {world} processes"
-            )
-        experiment = experiment.replace(workers=world)
-        backend = (
-            "nccl" if experiment.device.startswith("cuda") and dist.is_nccl_available() else "gloo"
-        )
-        with _group(lambda: dist.init_process_group(backend, timeout=SILENCE)):
-            return _work(experiment, load, out, resume, rank, watch)
+        return _as_launched(experiment, load, out, resume, watch)
     if experiment.workers == 1:
         return _work(experiment, load, out, resume, 0, watch)
     return _with_local_workers(experiment, load, out, resume, watch)
 
 
-def _check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise BadValue("device", device, "cpu, cuda or cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BadValue("device", device, "cpu", "no CUDA device can be used here")
+def default_workers(experiment: Experiment, out: Path) -> int:
+    """What a run is to be carried out with when nobody has said: one worker for each core.
+
+    A run that is there already goes on as it began. Small dense networks get one worker: they are
+    computed all at once, and messages between processes would cost more than a core gives.
+    """
+    if started_by_launcher() or experiment.model in models.SMALL:
+        return 1
+    if (stored := RunFolder(out).experiment()) is not None:
+        return stored.workers
+    return min(usable_cores(), experiment.agents)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def give_the_first_the_word() -> None:
+    """Called before a process other than the first ends because of an error.
+
+    torchrun ends all processes as soon as one has failed, which must not be before the first has
+    told the user what is wrong.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ and not is_first():
+        time.sleep(30)
 
 
 def _work(
@@ -114,11 +141,11 @@ def _work(
         folder = RunFolder(out) if out else None
         first = rank == 0
         run = Run(experiment, problem, transport)
+        _check_agreement(run)
         if folder and first:
             folder.open(experiment, resume)
-        records: list[Record] = []
-        if folder and resume:
-            records = _restore(run, folder, first)
+        _meet(transport)  # nobody writes into a folder that has been refused
+        records = _restore(run, folder, first) if folder and resume else []
         try:
             for event in run.events():
                 if isinstance(event, EpochDone):
@@ -128,15 +155,41 @@ def _work(
                         records.append(event.record)
                 if first:
                     watch(event)
+        except WorkerLost:
+            raise
         except ParleyError as error:
             raise _with_remedy(error, folder) from None
         x_ND = transport.gather(run.state.x_AD)
         if not first:
             return None
+        if folder and (not records or records[-1]["epoch"] != run.epoch):
+            raise ParleyError(
+                f"records: {folder.path / RECORDS} lacks the last record; remove "
+                f"{checkpoint.folder(folder.path, run.epoch)} to make that epoch again"
+            )
         summary = summarise(experiment, records[-1], out)
         if folder:
             folder.finish(summary)
         return Outcome(records, summary, x_ND, run)
+
+
+def _check_agreement(run: Run) -> None:
+    """Workers that were started with different options would not understand each other."""
+    transport, placement = run.transport, run.transport.placement
+    what = run.experiment.model_dump_json(exclude=set(HOW))
+    what += f" {parley.__version__} {run.task.size} {transport.topology.edges}"
+    codes = transport.gather(torch.full((len(placement.agents),), zlib.crc32(what.encode())))
+    other = (codes != codes[0]).nonzero()
+    if len(other):
+        raise ParleyError(
+            f"workers: worker {placement.worker_of[int(other[0])]} was started with another "
+            f"experiment than worker {placement.worker_of[0]}; give all the same options"
+        )
+
+
+def _meet(transport: Transport) -> None:
+    """Goes on once every worker has come this far."""
+    transport.sum(torch.zeros(1))
 
 
 def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
@@ -158,12 +211,16 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
 
 def _restore(run: Run, folder: RunFolder, first: bool) -> list[Record]:
     """Goes back to the newest checkpoint that every worker has."""
-    present = checkpoint.epochs_present(folder.path)
-    newest = torch.tensor(float(present[-1] if present else 0))
-    epoch = int(run.transport.gather(newest.repeat(len(run.hood.agents))).min())
+    records = folder.records() if first else []
+    epoch = checkpoint.newest(folder.path, run.transport)
     if epoch:
         run.restore(*checkpoint.load(folder.path, epoch, run.state, run.transport))
-    return folder.rewind(epoch) if first else []
+    _meet(run.transport)  # nothing is changed on disk until every worker has read its part
+    checkpoint.drop_after(folder.path, epoch)
+    if first:
+        records = folder.rewind(records, epoch)
+    _meet(run.transport)
+    return records
 
 
 def _save(run: Run, folder: RunFolder, event: EpochDone, first: bool) -> None:
@@ -172,9 +229,8 @@ def _save(run: Run, folder: RunFolder, event: EpochDone, first: bool) -> None:
     if first and event.record:
         folder.append(event.record)
     checkpoint.save(folder.path, event.epoch, run.state, run.transport, run.about())
-    run.transport.sum(torch.zeros(1))  # every worker has written
-    if first:
-        checkpoint.prune(folder.path)
+    _meet(run.transport)
+    checkpoint.prune(folder.path, event.epoch)
 
 
 def _with_remedy(error: ParleyError, folder: RunFolder | None) -> ParleyError:
@@ -197,12 +253,71 @@ def _threads(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _group(start: Callable[[], None]) -> Iterator[None]:
-    start()
+def _joined(store: Store, backend: str, rank: int, world: int) -> Iterator[None]:
+    """Being one of several workers: when one fails, all end, with the words of the first to fail.
+
+    A worker that fails leaves its words in the store and closes its connections, by which the
+    others learn of it.
+    """
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=SILENCE)
+    except RuntimeError as error:
+        raise ParleyError(f"workers: they could not be connected ({_line(error)})") from None
     try:
         yield
+    except WorkerLost as error:
+        raise _told(store) or error from None
+    except Exception as error:
+        words = str(error) if isinstance(error, ParleyError) else f"worker {rank}: {error!r}"
+        store.compare_set(FAILURE, "", words)
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def _told(store: Store) -> ParleyError | None:
+    try:
+        return ParleyError(store.get(FAILURE).decode()) if store.check([FAILURE]) else None
+    except RuntimeError:
+        return None  # the store has gone as well
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0]
+
+
+def _as_launched(
+    experiment: Experiment,
+    load: Callable[[Experiment], Problem],
+    out: Path | None,
+    resume: bool,
+    watch: Watcher,
+) -> Outcome | None:
+    """This process as one of those that torchrun or the like has started."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if experiment.workers not in (1, world):
+        raise BadValue(
+            "workers", experiment.workers, f"{world}", f"the launcher started {world} processes"
+        )
+    experiment = experiment.replace(workers=world)
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=JOINING))
+    except (RuntimeError, ValueError) as error:
+        raise ParleyError(
+            f"workers: the launcher announced {world} processes, which did not all come "
+            f"({_line(error)})"
+        ) from None
+    with _joined(store, _backend(experiment.device), rank, world):
+        return _work(experiment, load, out, resume, rank, watch)
+
+
+def _backend(device: str) -> str:
+    """NCCL where every process of this host has a GPU of its own, else gloo."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if device != "cuda" or not dist.is_nccl_available() or torch.cuda.device_count() < here:
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    return "nccl"
 
 
 def _with_local_workers(
@@ -213,67 +328,105 @@ def _with_local_workers(
     watch: Watcher,
 ) -> Outcome | None:
     """This process as worker 0, the others started here."""
+    world = experiment.workers
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=SILENCE)
-    context = multiprocessing.get_context("spawn")
-    others: list[tuple[Any, Connection]] = []
+    others: list[ForkServerProcess] = []
     try:
-        for rank in range(1, experiment.workers):
-            ours, theirs = context.Pipe(duplex=False)
-            arguments = (experiment, load, out, resume, rank, store.port, theirs)
-            process = context.Process(target=_other_worker, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            others.append((process, ours))
-        with _group(
-            lambda: dist.init_process_group(
-                "gloo", store=store, rank=0, world_size=experiment.workers, timeout=SILENCE
-            )
-        ):
-            return _work(experiment, load, out, resume, 0, watch)
-    except RuntimeError as error:
-        # A worker that fails closes its connections: its own words say more than ours.
-        for rank, (process, pipe) in enumerate(others, start=1):
-            process.join(timeout=5)
-            if pipe.poll():
-                kind, words = pipe.recv()
-                raise (ParleyError(words) if kind == "parley" else RuntimeError(words)) from error
-            if process.exitcode not in (0, None):
-                raise ParleyError(
-                    f"worker {rank} ended with code {process.exitcode}; --resume goes on from the "
-                    "last checkpoint"
-                ) from None
-        raise
+        with _interrupts_held_back():
+            for rank in range(1, world):
+                others.append(_started(experiment, load, out, resume, rank, store.port))
+        problem = load(experiment)  # while the others are starting
+        while store.add(READY, 0) < world - 1:
+            if any(process.exitcode is not None for process in others):
+                raise WorkerLost("a worker ended before it began")
+            time.sleep(0.02)
+        with _joined(store, "gloo", 0, world):
+            return _work(experiment, lambda _: problem, out, resume, 0, watch)
+    except WorkerLost as error:
+        raise _explained(error, others, out) from None
     finally:
-        for process, _ in others:
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
+        _end(others)
+
+
+def _started(*arguments: Any) -> ForkServerProcess:
+    # A server that has imported everything makes a worker in no time; it could be an old one.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(
+        target=_other_worker, args=(dict(os.environ), *arguments), daemon=True
+    )
+    try:
+        process.start()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise BadValue(
+            "workers",
+            arguments[0].workers,
+            "1, or a model, data and loss that are defined at the top level of a module",
+            f"these cannot be sent to other processes: {_line(error)}",
+        ) from None
+    return process
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C is for worker 0. Processes started meanwhile never see it, and follow worker 0."""
+    resource_tracker.ensure_running()  # starting it would let interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _explained(
+    lost: WorkerLost, others: Sequence[ForkServerProcess], out: Path | None
+) -> ParleyError:
+    """The error of a worker that ended without a word."""
+    deadline = time.monotonic() + PARTING
+    wait([process.sentinel for process in others], timeout=PARTING)
+    for rank, process in enumerate(others, start=1):
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode:
+            code = process.exitcode
+            how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"failed ({code})"
+            then = "; the same command with --resume goes on from the last checkpoint"
+            return ParleyError(f"worker {rank} {how}{then if out else ''}")
+    return lost
+
+
+def _end(others: Sequence[ForkServerProcess]) -> None:
+    deadline = time.monotonic() + PARTING
+    for process in others:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
 
 
 def _other_worker(
+    environment: dict[str, str],
     experiment: Experiment,
     load: Callable[[Experiment], Problem],
     out: Path | None,
     resume: bool,
     rank: int,
     port: int,
-    parent: Connection,
 ) -> None:
-    """A worker that this module started. Ctrl-C is for worker 0; the others follow it."""
-    import signal
-
+    """A worker that this module started; worker 0 speaks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ.update(environment)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=SILENCE)
+    store.add(READY, 1)
     try:
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=SILENCE)
-        with _group(
-            lambda: dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=experiment.workers, timeout=SILENCE
-            )
-        ):
+        with _joined(store, "gloo", rank, experiment.workers):
             _work(experiment, load, out, resume, rank, lambda event: None)
-    except ParleyError as error:
-        parent.send(("parley", str(error)))
-        raise SystemExit(2) from None
-    except Exception:
-        parent.send(("other", f"worker {rank} failed:\n{traceback.format_exc()}"))
-        raise SystemExit(1) from None
+    except ParleyError:
+        pass
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from parley.data import Batch, Samples, Transform
+from parley.engine import Engine, Score
 from parley.neighbourhood import Neighbourhood
-from parley.task import Task
 from parley.transport import Transport
 
 
@@ -20,15 +20,19 @@ class TestSet:
 
     __test__ = False  # not a test for pytest
 
-    def __init__(self, samples: Samples, transform: Transform, task: Task) -> None:
-        self.inputs = transform.normalise(samples.inputs, task.dtype).to(task.start().device)
-        self.targets = samples.targets.to(self.inputs.device)
-        self.task = task
+    def __init__(self, samples: Samples, transform: Transform, engine: Engine) -> None:
+        self.engine = engine
+        device = engine.task.start().device
+        self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
+        self.targets = samples.targets.to(device)
 
-    def accuracies(self, x_AD: Tensor) -> Tensor:
-        """Accuracy of each model, ``float64[A]``."""
-        scores = [self.task.evaluate(x_D, self.inputs, self.targets) for x_D in x_AD]
-        return torch.tensor([s.accuracy for s in scores], dtype=torch.float64)
+    def score(self, x_D: Tensor) -> Score:
+        """Loss and accuracy of one model."""
+        return self.engine.evaluate(x_D, self.inputs, self.targets)
+
+    def scores(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of each model, ``float64[A, 2]``."""
+        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
 
 
 def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:

@@ -8,26 +8,41 @@ about one edge for every agent), so that a whole edge matrix of |E| × D is neve
 algorithm asks for it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
 from parley.codec import Codec, Dense
 from parley.data import Batch
-from parley.engine import Engine
+from parley.engine import Engine, Pairs
 from parley.transport import Kind, Transport
+
+DENSE_MIXING = 128
+"""Most agents for which W is kept as a dense matrix; beyond, its zeros cost more than they save."""
 
 
 class Flow:
     """Values on the hosted agents' incoming edges, as encoded messages, round by round."""
 
     def __init__(
-        self, codec: Codec, dtype: torch.dtype, make: Callable[[], Iterator[Tensor]]
+        self,
+        codec: Codec,
+        dtype: torch.dtype,
+        make: Callable[[], Iterator[Tensor]],
+        source_AD: Tensor | None = None,
     ) -> None:
         self.codec = codec
         self.dtype = dtype
         self._make = make
+        self.source_AD = source_AD
+        """What the senders sent, row by row, where all of them are hosted here and it arrives
+        unchanged."""
+        self.batch: Batch | None = None
+        """For cross-gradients of such values: the batch they are taken on."""
 
     def messages(self) -> Iterator[Tensor]:
         """The messages of each round's edges, ``uint8[edges, bytes]``."""
@@ -58,7 +73,7 @@ class Neighbourhood:
         self._dense = Dense(self.task.size)
 
         topology, row = transport.topology, self.placement.row
-        edges, weights = topology.edges, topology.weights
+        edges, weights = topology.edges, topology.edge_weights
         device, dtype = self.task.start().device, self.task.dtype
 
         def index(values: list[int]) -> Tensor:
@@ -68,15 +83,11 @@ class Neighbourhood:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
         self._rounds = range(len(topology.rounds))
-        self._self_weight_A = column([weights[i, i] for i in self.agents])
+        self._self_weight_A = column([topology.self_weights[i] for i in self.agents])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
-        self._weight_in = [
-            column([weights[edges[e][1], edges[e][0]] for e in r]) for r in transport.incoming_of
-        ]
-        self._weight_out = [
-            column([weights[edges[e][1], edges[e][0]] for e in r]) for r in transport.outgoing_of
-        ]
+        self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
+        self._weight_out = [column([weights[e] for e in r]) for r in transport.outgoing_of]
         self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
         self._owners = [[edges[e][0] for e in r] for r in transport.incoming_of]
@@ -90,6 +101,23 @@ class Neighbourhood:
         self.sender_O = torch.cat([index([]), *self._sender])
         """Row on axis A of the agent at which each outgoing edge starts."""
 
+        # With all agents here an average of what they send is a product with W.
+        self._mixing: Tensor | None = None
+        if len(self.agents) == topology.agents:
+            dense = topology.agents <= DENSE_MIXING
+            self._mixing = _dense(topology.weights) if dense else _sparse(topology.mixing)
+            self._mixing = self._mixing.to(device, dtype)
+            # And an edge is a pair of a model and a batch.
+            self._pairs = [
+                (
+                    Pairs([row[edges[e][0]] for e in r], rows, owners),
+                    [float(topology.edge_weights[e]) for e in r],
+                )
+                for r, rows, owners in zip(
+                    transport.incoming_of, self._rows, self._owners, strict=True
+                )
+            ]
+
     def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
         """Each agent's gradient on its own batch, g^ii."""
         rows = range(len(self.agents))
@@ -100,8 +128,11 @@ class Neighbourhood:
         """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
         codec = codec or self._dense
         arrivals = self.transport.forward(codec.encode(x_AD), kind, codec)
-        incoming = self.transport.incoming_of
-        return Flow(codec, x_AD.dtype, lambda: (arrivals.of(edges) for edges in incoming))
+        unchanged = self._mixing is not None and codec is self._dense
+        source_AD = x_AD if unchanged else None
+        return Flow(
+            codec, x_AD.dtype, lambda: map(arrivals.of, self.transport.incoming_of), source_AD
+        )
 
     def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
         """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
@@ -111,7 +142,9 @@ class Neighbourhood:
                 rows, owners = self._rows[r], self._owners[r]
                 yield self._dense.encode(self.engine.gradients(x_ED, batch, rows, owners)[1])
 
-        return Flow(self._dense, x_I.dtype, make)
+        flow = Flow(self._dense, x_I.dtype, make, x_I.source_AD)
+        flow.batch = batch
+        return flow
 
     def stored(self, values_ID: Tensor) -> Flow:
         """Values that have been kept, as a flow again."""
@@ -124,15 +157,14 @@ class Neighbourhood:
 
         def make() -> Iterator[Tensor]:
             for e_ED, g_ED in zip(self._split(e_ID), g_I, strict=True):
-                p_ED = g_ED + e_ED
-                wire_EB = codec.encode(p_ED)
-                e_ED.copy_(p_ED - codec.decode(wire_EB, p_ED.dtype))
-                yield wire_EB
+                yield codec.take(e_ED.add_(g_ED))
 
         return Flow(codec, g_I.dtype, make)
 
     def average(self, x_AD: Tensor, x_I: Flow) -> Tensor:
         """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
+        if self._mixing is not None and x_I.source_AD is x_AD:
+            return self._mixing @ x_AD
         return self.cluster(x_AD, x_I, alpha=0.0)
 
     def average_replies(self, g_AD: Tensor, g_I: Flow) -> Tensor:
@@ -145,6 +177,9 @@ class Neighbourhood:
         The values are added up as they come and stored nowhere. At α = 0 nothing is sent.
         """
         mean_AD = self._self_weight_A * g_AD
+        if g_I.source_AD is not None and g_I.batch is not None:
+            self._accumulate(g_I.source_AD, g_I.batch, alpha, mean_AD)
+            return mean_AD
         for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
             if alpha < 1:
                 g_ED = g_I.decode(wire_EB)
@@ -153,6 +188,21 @@ class Neighbourhood:
                 r_ED = g_I.decode(self._reply(wire_EB, r, g_I.codec, "cross_gradients"))
                 mean_AD.index_add_(0, self._sender[r], alpha * self._weight_out[r] * r_ED)
         return mean_AD
+
+    def _accumulate(self, x_AD: Tensor, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
+        """What `cluster` does, where both ends of every edge are here: no message is written out.
+
+        A gradient is added to its sender's and receiver's means as soon as it is computed.
+        """
+        for r, (pairs, weights) in enumerate(self._pairs):
+            shares = []
+            if alpha < 1:
+                shares.append((pairs.rows, [(1 - alpha) * w for w in weights]))
+            if alpha > 0:
+                shares.append((pairs.models, [alpha * w for w in weights]))
+                length = self._dense.message_bytes(x_AD.dtype)
+                self.transport.count_replies(r, "cross_gradients", length)
+            self.engine.accumulate(x_AD, batch, pairs, shares, mean_AD)
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
@@ -164,7 +214,7 @@ class Neighbourhood:
 
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
-        return x_AD + gamma * (self.average(x_AD, self.exchange(x_AD, kind=kind)) - x_AD)
+        return torch.lerp(x_AD, self.average(x_AD, self.exchange(x_AD, kind=kind)), gamma)
 
     def zeros_I(self) -> Tensor:
         """A zero vector for every incoming edge, [I, D]."""
@@ -176,3 +226,15 @@ class Neighbourhood:
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
         return iter(values_ID.split([len(rows) for rows in self._rows]))
+
+
+def _dense(weights: np.ndarray) -> Tensor:
+    return torch.from_numpy(weights.copy())
+
+
+def _sparse(weights: scipy.sparse.csr_array) -> Tensor:
+    matrix = weights.copy()  # a topology's own is locked
+    starts, columns, values = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
+    with warnings.catch_warnings():  # torch calls its sparse matrices a beta feature
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.sparse_csr_tensor(starts, columns, values, size=matrix.shape)

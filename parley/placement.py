@@ -28,9 +28,13 @@ class Placement:
                 self.worker_of,
                 f"a worker for each of the {self.topology.agents} agents",
             )
+        if min(self.worker_of) < 0:
+            raise BadValue("placement", self.worker_of, "workers numbered from 0")
         empty = set(range(self.workers)) - set(self.worker_of)
         if empty:
             raise BadValue("placement", self.worker_of, f"an agent for worker {min(empty)} too")
+        if self.here not in range(self.workers):
+            raise BadValue("here", self.here, f"0 to {self.workers - 1}")
 
     @property
     def workers(self) -> int:

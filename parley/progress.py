@@ -25,7 +25,7 @@ def bars() -> Progress:
     """The look of all progress bars."""
     return Progress(
         TextColumn("{task.description:<14}"),
-        BarColumn(bar_width=28),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[status]}"),
@@ -38,12 +38,15 @@ def megabytes(record: Record) -> float:
     return float(record["bytes_models"] + record["bytes_cross_gradients"]) / 1e6
 
 
+def brief(record: Record) -> str:
+    """A record in so few words that they fit beside a bar."""
+    return f"{record['accuracy_mean_model']:.1%} averaged, {record['accuracy_own']:.1%} own"
+
+
 def status(record: Record) -> str:
     """A record in a few words."""
-    return (
-        f"accuracy {record['accuracy_mean_model']:.1%} averaged, {record['accuracy_own']:.1%} own, "
-        f"distance {record['consensus_distance']:.3g}, {megabytes(record):.2f} MB sent"
-    )
+    distance, sent = f"{record['consensus_distance']:.3g}", f"{megabytes(record):.2f}"
+    return f"accuracy {brief(record)}, distance {distance}, {sent} MB sent"
 
 
 class TrainingProgress:
@@ -89,4 +92,4 @@ class TrainingProgress:
                 )
             bars.update(self._task, completed=event.step)
         elif event.record and self._task is not None:
-            bars.update(self._task, status=status(event.record))
+            bars.update(self._task, status=brief(event.record))

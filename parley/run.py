@@ -1,23 +1,26 @@
 """Carrying out an experiment: one worker's share of it, as a generator of records.
 
-Axes: A agents hosted here, D flat parameters.
+Axes: A agents hosted here, N all agents, D flat parameters.
 
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
 
+import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from parley import data, engine, metrics, models
+from parley import data, engines, metrics, models
 from parley import partition as partitions
 from parley import topology as topologies
 from parley.data import Batches, Samples, Transform
+from parley.engine import Engine
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.neighbourhood import Neighbourhood
@@ -54,6 +57,13 @@ def builder(
     return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
 
 
+def topology_of(experiment: Experiment) -> Topology:
+    """The graph that the experiment names."""
+    return topologies.parse(
+        experiment.topology, experiment.agents, experiment.weights, experiment.seed
+    )
+
+
 def problem(
     experiment: Experiment,
     topology: Topology | None = None,
@@ -61,17 +71,29 @@ def problem(
     loss: Loss = cross_entropy,
 ) -> Problem:
     """Loads, partitions and checks what the experiment names; what is given stands for a name."""
-    topology = topology or topologies.parse(
-        experiment.topology, experiment.agents, experiment.weights, experiment.seed
-    )
+    topology = topology or topology_of(experiment)
     experiment.algorithm.check(topology)
-    source = data.load(experiment.data, experiment.data_root)
+    tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
+    options = experiment.data_options
+    source = data.load(experiment.data, experiment.data_root, options, tokenizer)
+    if experiment.fraction < 1:
+        share = data.share_of(source.train, experiment.fraction, experiment.seed)
+        source = replace(source, train=share)
+    if build is None:
+        models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
     build = build or builder(experiment, tuple(source.test.inputs.shape[1:]), classes)
     note = ""
     folders = partitions.folders(experiment.partition)
     if folders is not None:
-        samples = data.load_folders(folders, source.class_names)
+        samples = data.load_folders(
+            folders,
+            source.class_names,
+            like=experiment.data,
+            root=experiment.data_root,
+            options=options,
+            tokenizer=tokenizer,
+        )
         if len(samples) != topology.agents:
             raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
     else:
@@ -115,6 +137,17 @@ class EpochDone:
 Event = Started | StepDone | EpochDone
 
 
+def device_of(name: str) -> torch.device:
+    """The device of that name, if it can be used here."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise BadValue("device", name, "cpu, cuda or cuda:N")
+    present = torch.cuda.device_count()
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= present:
+        valid = ", ".join(["cpu", *(f"cuda:{n}" for n in range(present))])
+        raise BadValue("device", name, valid, "no such CUDA device can be used here")
+    return torch.device(name)
+
+
 class Run:
     """One worker's share of an experiment: the state of its agents and how it goes on."""
 
@@ -124,15 +157,13 @@ class Run:
         self.algorithm = experiment.algorithm
         self.note = problem.note
         placement = transport.placement
-        device, dtype = torch.device(experiment.device), getattr(torch, experiment.dtype)
+        device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
 
         # Every agent starts from the same weights, drawn alike in every process.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(experiment.seed)
             model = problem.model()
         self.task = Task(model, problem.loss, dtype, device)
-        self.engine = engine.choose(experiment.engine, self.task, experiment.seed)
-        self.hood = Neighbourhood(transport, self.engine)
         hosted = [problem.samples[a] for a in placement.agents]
         self.batches = Batches(
             hosted,
@@ -143,7 +174,10 @@ class Run:
             device=device,
             dtype=dtype,
         )
-        self.test = metrics.TestSet(problem.test, problem.transform, self.task)
+        self._try_model(problem)
+        self.engine = self._choose_engine()
+        self.hood = Neighbourhood(transport, self.engine)
+        self.test = metrics.TestSet(problem.test, problem.transform, self.engine)
         sizes = [len(s) for s in problem.samples]
         self.steps_per_epoch = data.steps_per_epoch(sizes, experiment.batch)
         self.decay = parse_decay(experiment.lr_decay)
@@ -155,6 +189,31 @@ class Run:
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
+
+    def _choose_engine(self) -> Engine:
+        """As asked for; for ``auto`` what the first worker finds fastest, the same on all."""
+        name, here = self.experiment.engine, self.transport.placement.here
+        if name == "auto":
+            names = engines.candidates(self.task)
+            found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
+            name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+        return engines.build(name, self.task, self.experiment.seed)
+
+    def _try_model(self, problem: Problem) -> None:
+        """Finds out on one sample whether model and data fit, before anything is written."""
+        classes, device = len(problem.class_names), self.task.start().device
+        inputs = problem.transform.normalise(problem.test.inputs[:1], self.task.dtype).to(device)
+        last = torch.full_like(problem.test.targets[:1], classes - 1).to(device)
+        try:
+            self.task.loss(self.task.predict(self.task.start(), inputs), last)
+        except Exception as error:  # whatever the model and the loss may raise
+            shape = list(inputs.shape[1:])
+            raise BadValue(
+                "model",
+                self.experiment.model,
+                f"a model that takes inputs of shape {shape} and gives {classes} scores",
+                (str(error).splitlines() or [type(error).__name__])[0],
+            ) from error
 
     @property
     def steps(self) -> int:
@@ -193,8 +252,9 @@ class Run:
                 yield StepDone(step + 1, self.steps, losses[-1])
             self.epoch += 1
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
-            record = self.record(lr, sum(losses) / len(losses)) if due else None
             self._check_models()
+            record = self.record(lr, sum(losses) / len(losses)) if due else None
+            self._check_record(record or {})
             yield EpochDone(self.epoch, record)
 
     def _checked_loss(self, step: int) -> float:
@@ -202,30 +262,42 @@ class Run:
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
-            raise ParleyError(
-                f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}, step {step}: "
-                f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
-            )
+            what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
+            raise self._diverged(what, step + 1)
         return float(loss_A.mean())
 
     def _check_models(self) -> None:
+        # Of the last step no loss is known yet, and a checkpoint must be good.
         bad = torch.nonzero(~torch.isfinite(self.state.x_AD).all(1)).flatten()
         if len(bad):
-            raise ParleyError(
-                f"model: agent {self.hood.agents[int(bad[0])]} has entries that are not finite "
-                f"after epoch {self.epoch}: training has diverged; try a smaller lr "
-                f"(now {self.experiment.lr:g})"
-            )
+            what = f"model: not finite at agent {self.hood.agents[int(bad[0])]}"
+            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _check_losses(self, loss_N: Tensor) -> None:
+        for agent in torch.nonzero(~torch.isfinite(loss_N)).flatten()[:1]:
+            what = f"loss: {float(loss_N[agent])} at agent {int(agent)}"
+            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _check_record(self, record: Record) -> None:
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                what = f"{name}: {value} of all agents together"
+                raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _diverged(self, what: str, step: int) -> ParleyError:
+        remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
 
     def record(self, lr: float, loss_train: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         gamma = getattr(self.algorithm, "gamma", 1.0)
         mean_D = metrics.mean_model(x_AD, transport)
-        own = transport.gather(self.test.accuracies(x_AD))
+        loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
+        self._check_losses(loss_N)
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
-        gossiped = transport.gather(self.test.accuracies(gossiped_AD))
-        mean = self.task.evaluate(mean_D, self.test.inputs, self.test.targets)
+        gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
+        mean = self.test.score(mean_D)
         hosted = len(self.hood.agents)
         loss = transport.sum(torch.tensor(loss_train * hosted, dtype=torch.float64))
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
@@ -237,11 +309,11 @@ class Run:
             "loss": mean.loss,
             "loss_train": float(loss) / transport.topology.agents,
             "accuracy_mean_model": mean.accuracy,
-            "accuracy_own": float(own.mean()),
-            "accuracy_own_min": float(own.min()),
-            "accuracy_own_max": float(own.max()),
-            "accuracy_after_gossip": float(gossiped.mean()),
-            "accuracy_agents": [round(a, 6) for a in own.tolist()],
+            "accuracy_own": float(own_N.mean()),
+            "accuracy_own_min": float(own_N.min()),
+            "accuracy_own_max": float(own_N.max()),
+            "accuracy_after_gossip": float(gossiped_N.mean()),
+            "accuracy_agents": [round(a, 6) for a in own_N.tolist()],
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),

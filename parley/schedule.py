@@ -1,5 +1,6 @@
 """The learning rate over time."""
 
+import math
 from collections.abc import Callable
 
 from parley.errors import BadValue
@@ -23,6 +24,8 @@ def parse_decay(spec: str) -> Decay:
         numbers = [float(a) for a in arguments.split(",")] if arguments else []
     except ValueError:
         raise BadValue("lr_decay", spec, VALID) from None
+    if not all(map(math.isfinite, numbers)):
+        raise BadValue("lr_decay", spec, VALID)
     if name == "constant" and not numbers:
         return lambda epoch, epochs: 1.0
     if name == "step":

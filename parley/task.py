@@ -4,7 +4,6 @@ Axes: D flat parameters, n samples.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The default loss: one value a sample."""
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-class Score(NamedTuple):
-    """How a model does on a set of samples."""
-
-    loss: float
-    accuracy: float
 
 
 class Task:
@@ -56,7 +48,7 @@ class Task:
         self.shapes = tuple(p.shape for p in learned.values())
         self.sizes = tuple(p.numel() for p in learned.values())
         self.size = sum(self.sizes)
-        self.random = any(
+        self.random = getattr(model, "random", False) or any(
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()
         )
         """Whether a forward pass draws random numbers (dropout)."""
@@ -77,27 +69,21 @@ class Task:
 
     def losses(self, x_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, ``[n]``."""
-        losses = self.loss(self.outputs(x_D, inputs), targets)
+        return self.per_sample(self.outputs(x_D, inputs), targets)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of every sample, for outputs that are at hand."""
+        losses = self.loss(outputs, targets)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     @torch.no_grad()
-    def predict(self, x_D: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and predicted classes of every sample, with dropout off."""
+    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
+        """What the model answers when it is used, not trained: with dropout off."""
         self.model.eval()
         try:
-            outputs = self.outputs(x_D, inputs)
+            return self.outputs(x_D, inputs)
         finally:
             self.model.train()
-        return self.loss(outputs, targets), outputs.argmax(1)
-
-    def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
-        """Mean loss and accuracy over held-out samples, `chunk` at a time."""
-        loss, right = 0.0, 0
-        for part, answer in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            losses, predicted = self.predict(x_D, part, answer)
-            loss += float(losses.sum())
-            right += int((predicted == answer).sum())
-        return Score(loss / len(targets), right / len(targets))
 
     def module(self, x_D: Tensor) -> nn.Module:
         """A stand-alone copy of the model that carries these parameters."""

@@ -4,7 +4,8 @@
     circulant(10, [1, 5])               the same from Python
 
 An edge (j, i) means "j sends to i", and `weights[i, j]` is the weight that i gives to what j
-sends, so one gossip step is x <- weights @ x and its rows are the receivers.
+sends, so one gossip step is x <- weights @ x and its rows are the receivers. Kept is `mixing`,
+the same matrix with its zeros left out, so that a graph costs what its edges do.
 
 >>> ring(4).weights.round(3)
 array([[0.333, 0.333, 0.   , 0.333],
@@ -16,25 +17,36 @@ array([[0.333, 0.333, 0.   , 0.333],
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain as joined
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, assert_never, final
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csgraph, csr_array, issparse
+from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from parley.errors import BadValue, unknown_name
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
+Vector: TypeAlias = npt.NDArray[np.float64]
+Indices: TypeAlias = npt.NDArray[np.integer]
+Sparse: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
 Edge: TypeAlias = tuple[int, int]
-Weights: TypeAlias = str | npt.ArrayLike
-"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn") or the matrix itself."""
+Weights: TypeAlias = "str | npt.ArrayLike | Sparse"
+"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn") or the matrix itself, which may be
+a scipy.sparse one."""
 Property: TypeAlias = Literal["symmetric", "doubly-stochastic", "row-stochastic"]
 
 TOLERANCE = 1e-9
+DENSE = 2000
+"""Most agents for which all eigenvalues are computed where only the outermost are asked for."""
+LANCZOS = 30  # restarts before a spectrum counts as too crowded for Lanczos
+SOURCES = 100  # agents at a time from which distances are measured
 DRAWS = 100  # how often a random graph is drawn again before it counts as never connected
 
 
@@ -54,8 +66,9 @@ class Topology:
     """The spec that it came from, such as "ring" or "circulant:1,5"."""
     graph: nx.DiGraph[int]
     """Nodes 0..N-1, no self-loops; an edge (j, i) means that j sends to i."""
-    weights: Matrix  # [N, N]
-    """`weights[i, j]` is what i gives to j's value; nonzero only where j sends to i or i == j."""
+    mixing: Sparse  # [N, N]
+    """At [i, j] what i gives to j's value: one entry for each edge j -> i and one for each agent,
+    be they zero, sorted by row, then column. May be given as any kind of matrix."""
     scheme: str = "explicit"
     """How the weights were made: "uniform", "metropolis", "sinkhorn" or "explicit"."""
 
@@ -63,16 +76,18 @@ class Topology:
         n = len(self.graph)
         if n == 0:
             raise BadValue("agents", 0, "1 or more")
-        if set(self.graph) != set(range(n)) or nx.number_of_selfloops(self.graph):
+        fits = self.graph.is_directed() and set(self.graph) == set(range(n))
+        if not fits or nx.number_of_selfloops(self.graph):
             raise BadValue(
-                "topology", self.name, "a graph on 0..N-1 without self-loops, or from_graph(...)"
+                "topology", self.name, "a DiGraph on 0..N-1 without self-loops, or from_graph(...)"
             )
         _check_connected(self.name, self.graph)
         # Copies, locked: a topology is shared by every agent of a worker.
         object.__setattr__(self, "graph", nx.freeze(nx.DiGraph(self.graph)))
-        weights = _as_matrix(self.weights, self.graph)
-        weights.setflags(write=False)
-        object.__setattr__(self, "weights", weights)
+        mixing = _as_mixing(self.mixing, self.graph)
+        for part in (mixing.data, mixing.indices, mixing.indptr):
+            part.setflags(write=False)
+        object.__setattr__(self, "mixing", mixing)
 
     @property
     def agents(self) -> int:
@@ -82,7 +97,39 @@ class Topology:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """Every directed edge (source, destination), ordered by destination, then source."""
-        return tuple(sorted(self.graph.edges, key=lambda edge: (edge[1], edge[0])))
+        others = self._others
+        sources, destinations = self.mixing.indices[others], _rows(self.mixing)[others]
+        return tuple(zip(sources.tolist(), destinations.tolist(), strict=True))
+
+    @cached_property
+    def weights(self) -> Matrix:  # [N, N]
+        """`mixing` with its zeros, N² numbers: to look at, and for small graphs.
+
+        `weights[i, j]` is what i gives to j's value; nonzero only where j sends to i or i == j.
+        """
+        return _locked(self.mixing.toarray())
+
+    @cached_property
+    def edge_weights(self) -> Vector:  # [E]
+        """What the destination of each of the `edges` gives to its source's value.
+
+        >>> t = star(3)
+        >>> t.edges[2], t.edge_weights.round(3)
+        ((0, 1), array([0.333, 0.333, 0.333, 0.333]))
+        """
+        # Entries are sorted by row and column, which is by destination and source.
+        return _locked(self.mixing.data[self._others])
+
+    @cached_property
+    def self_weights(self) -> Vector:  # [N]
+        """What each agent gives to its own value."""
+        return _locked(self.mixing.data[~self._others])
+
+    @cached_property
+    def _others(self) -> npt.NDArray[np.bool_]:
+        """Which entries of `mixing` are not on its diagonal."""
+        others: npt.NDArray[np.bool_] = _rows(self.mixing) != self.mixing.indices
+        return others
 
     @cached_property
     def rounds(self) -> tuple[tuple[int, ...], ...]:
@@ -148,10 +195,18 @@ class Topology:
 
     @cached_property
     def eigenvalues(self) -> npt.NDArray[np.complex128]:  # [N]
-        """The eigenvalues of the weights, by falling modulus."""
+        """The eigenvalues of the weights, by falling modulus: N³ work on the dense matrix."""
         symmetric = np.array_equal(self.weights, self.weights.T)
         values = (np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(self.weights)
-        return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
+        return _by_modulus(values)
+
+    @cached_property
+    def _outer_eigenvalues(self) -> npt.NDArray[np.complex128]:
+        """`eigenvalues`, or of many agents with symmetric weights two at each end."""
+        w = self.mixing
+        if self.agents <= DENSE or abs(csr_array(w - w.T)).max() > 0:
+            return self.eigenvalues
+        return _by_modulus(np.append(_two_eigenvalues(w, "LA"), _two_eigenvalues(w, "SA")))
 
     @cached_property
     def spectral_gap(self) -> float:
@@ -160,18 +215,24 @@ class Topology:
         >>> full(5).spectral_gap, round(ring(5).spectral_gap, 4)
         (1.0, 0.4607)
         """
-        gap = 1.0 - float(np.abs(self.eigenvalues[1:2]).sum())  # one agent has no second one
+        gap = 1.0 - float(np.abs(self._outer_eigenvalues[1:2]).sum())  # one agent has no second one
         return round(gap, 12)  # eigenvalues are no better than this
 
     @cached_property
     def lambda_min(self) -> float:
         """The smallest eigenvalue (its real part, if the weights are not symmetric)."""
-        return round(float(self.eigenvalues.real.min()), 12)
+        return round(float(self._outer_eigenvalues.real.min()), 12)
 
     @cached_property
     def diameter(self) -> int:
         """How many hops the farthest agent is away."""
-        return int(nx.diameter(self.graph))
+        pattern = _pattern(self.graph)
+        farthest = 0.0
+        for start in range(0, self.agents, SOURCES):
+            some = np.arange(start, min(start + SOURCES, self.agents))
+            hops = csgraph.dijkstra(pattern, unweighted=True, indices=some)
+            farthest = max(farthest, hops.max())
+        return int(farthest)
 
     def require(self, what: Property, who: str) -> None:
         """Raise the error that explains why `who` cannot work with these weights, if so.
@@ -199,18 +260,21 @@ class Topology:
 
     def _flaw(self, what: Property) -> str | None:
         """The first place where the weights lack a property, in words; None if they have it."""
-        w = self.weights
+        w, one = self.mixing, np.ones(self.agents)
         if what == "symmetric":
-            for i, j in np.argwhere(np.abs(w - w.T) > TOLERANCE)[:1]:
+            excess = csr_array(w - w.T)
+            excess.sum_duplicates()
+            for i, j in _places(excess, np.abs(excess.data) > TOLERANCE):
                 return f"agent {i} gives agent {j} {w[i, j]:g} but gets {w[j, i]:g}"
             return None
-        for i, j in np.argwhere(w < -TOLERANCE)[:1]:
+        for i, j in _places(w, w.data < -TOLERANCE):
             return f"agent {i} gives agent {j} the negative weight {w[i, j]:g}"
-        for (i,) in np.argwhere(np.abs(w.sum(axis=1) - 1) > TOLERANCE)[:1]:
-            return f"row {i} sums to {w[i].sum():g}"
+        rows, columns = _times(w, one), _times(w.T, one)
+        for i in np.flatnonzero(np.abs(rows - 1) > TOLERANCE).tolist():
+            return f"row {i} sums to {rows[i]:g}"
         if what == "doubly-stochastic":
-            for (j,) in np.argwhere(np.abs(w.sum(axis=0) - 1) > TOLERANCE)[:1]:
-                return f"column {j} sums to {w[:, j].sum():g}"
+            for j in np.flatnonzero(np.abs(columns - 1) > TOLERANCE).tolist():
+                return f"column {j} sums to {columns[j]:g}"
         return None
 
 
@@ -374,8 +438,15 @@ def erdos_renyi(agents: int, p: float, seed: int = 0, *, weights: Weights = "aut
         raise BadValue("topology", name, "a probability above 0, up to 1")
 
     def draw(source: int) -> list[Edge]:
-        drawn = np.triu(np.random.default_rng(source).random((agents, agents)) < p, k=1)
-        return [(int(i), int(j)) for i, j in np.argwhere(drawn)]
+        # The upper triangle of a whole matrix of numbers, of which one row is held at a time.
+        bits = np.random.PCG64(source)
+        numbers = np.random.Generator(bits)
+        edges: list[Edge] = []
+        for i in range(agents):
+            bits.advance(i + 1)
+            drawn = np.flatnonzero(numbers.random(agents - i - 1) < p) + i + 1
+            edges += [(i, j) for j in drawn.tolist()]
+        return edges
 
     threshold = min(1.0, np.log(max(agents, 2)) / agents)
     edges = _first_connected(name, agents, draw, seed, f"a probability above {threshold:.2g}")
@@ -564,14 +635,13 @@ def _parse_text(spec: str, agents: int | None, weights: Weights, seed: int) -> T
 # Weights
 
 
-def uniform(graph: nx.DiGraph[int]) -> Matrix:
+def uniform(graph: nx.DiGraph[int]) -> Sparse:
     """Everyone gives itself and each neighbour the same: rows sum to 1, columns need not."""
     pattern = _pattern(graph)
-    weights: Matrix = pattern / pattern.sum(axis=1, keepdims=True)
-    return weights
+    return _filled(pattern, (1 / _counts(pattern))[_rows(pattern)])
 
 
-def metropolis(graph: nx.DiGraph[int]) -> Matrix:
+def metropolis(graph: nx.DiGraph[int]) -> Sparse:
     """1 / (1 + the larger degree) on each edge, the rest on the diagonal; undirected graphs.
 
     Xiao, Boyd, Kim: Distributed average consensus with least-mean-square deviation, 2007.
@@ -581,15 +651,16 @@ def metropolis(graph: nx.DiGraph[int]) -> Matrix:
         raise BadValue(
             "weights", "metropolis", "sinkhorn or uniform on a directed topology", because
         )
-    heard = _heard(graph)
-    even = 1 / (1 + heard.sum(axis=1))
-    weights: Matrix = heard * np.minimum.outer(even, even)
+    pattern = _pattern(graph)
+    i, j = _rows(pattern), pattern.indices
+    even = 1 / _counts(pattern)  # the diagonal is the 1 in 1 + the degree
+    weights = np.minimum(even[i], even[j])
     # 1 - the row's sum, written so that a regular graph gets its 1/(degree + 1) exactly.
-    np.fill_diagonal(weights, even + (heard * even[:, None] - weights).sum(axis=1))
-    return weights
+    weights[i == j] += np.bincount(i, even[i] - weights)
+    return _filled(pattern, weights)
 
 
-def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_000) -> Matrix:
+def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_000) -> Sparse:
     """Doubly stochastic weights for any strongly connected graph, directed or not.
 
     Rows and columns of A + I are normalised in turn (Sinkhorn, Knopp 1967). That converges
@@ -597,26 +668,26 @@ def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_
     cycle, and that cycle together with the self-loops of all other agents is a permutation
     inside the pattern.
 
-    >>> sinkhorn(nx.DiGraph([(0, 1), (1, 2), (2, 0)]))
+    >>> sinkhorn(nx.DiGraph([(0, 1), (1, 2), (2, 0)])).toarray()
     array([[0.5, 0. , 0.5],
            [0.5, 0.5, 0. ],
            [0. , 0.5, 0.5]])
     """
     pattern = _pattern(graph)
-    rows, columns = 1 / pattern.sum(axis=1), np.ones(len(graph))
+    transposed = pattern.T
+    rows = 1 / _counts(pattern)
     for _ in range(steps):
-        columns = 1 / (rows @ pattern)
-        sums = pattern @ columns
+        columns = 1 / _times(transposed, rows)
+        sums = _times(pattern, columns)
         if np.abs(rows * sums - 1).max() <= tolerance:  # the columns were just made exact
-            weights: Matrix = rows[:, None] * pattern * columns
-            return weights
+            return _filled(pattern, rows[_rows(pattern)] * columns[pattern.indices])
         rows = 1 / sums
     raise BadValue(
         "weights", "sinkhorn", "uniform, or a matrix", f"not converged after {steps} steps"
     )
 
 
-SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Matrix]] = {
+SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Sparse]] = {
     "uniform": uniform,
     "metropolis": metropolis,
     "sinkhorn": sinkhorn,
@@ -643,20 +714,20 @@ def _from_edges(
     graph = _digraph(agents, given)
     complete = graph.size() and all(given[edge] is not None for edge in graph.edges)
     if complete and isinstance(weights, str) and weights == "auto":
-        matrix = np.zeros((agents, agents))
-        for (j, i), weight in given.items():
-            matrix[i, j] = np.nan if weight is None else weight
-        for i in range(agents):
-            if given.get((i, i)) is None:
-                matrix[i, i] = 0.0
-                matrix[i, i] = 1 - matrix[i].sum()
-        weights = matrix
+        known = {edge: float(weight) for edge, weight in given.items() if weight is not None}
+        sums = np.zeros(agents)
+        for (_, i), weight in known.items():
+            sums[i] += weight
+        known = {(i, i): 1 - sums[i] for i in range(agents)} | known
+        columns, rows = np.array(list(known)).T
+        weights = csr_array((list(known.values()), (rows, columns)), shape=(agents, agents))
     return _weighted(name, graph, weights)
 
 
 def _weighted(name: str, graph: nx.DiGraph[int], weights: Weights) -> Topology:
     if not isinstance(weights, str):
-        return Topology(name, graph, _as_matrix(weights, graph))
+        return Topology(name, graph, _as_mixing(weights, graph))
+    _check_agents(len(graph))
     _check_connected(name, graph)  # before sinkhorn, which would not converge
     if weights == "auto":
         weights = "metropolis" if _one_way(graph) is None else "sinkhorn"
@@ -672,22 +743,89 @@ def _digraph(agents: int, edges: Iterable[Edge]) -> nx.DiGraph[int]:
     return graph
 
 
-def _heard(graph: nx.DiGraph[int]) -> Matrix:
-    """1 at [i, j] where i hears j."""
-    heard = np.zeros((len(graph), len(graph)))
-    for j, i in graph.edges:
-        heard[i, j] = 1
-    return heard
-
-
-def _pattern(graph: nx.DiGraph[int]) -> Matrix:
+def _pattern(graph: nx.DiGraph[int]) -> Sparse:
     """1 where a weight may be: where i hears j, and on the diagonal."""
-    return _heard(graph) + np.eye(len(graph))
+    return _pattern_of(len(graph), graph.edges)
+
+
+def _pattern_of(agents: int, edges: Collection[Edge]) -> Sparse:
+    ends = np.fromiter(joined.from_iterable(edges), np.int64, 2 * len(edges))
+    own = np.arange(agents)
+    columns, rows = np.append(ends[::2], own), np.append(ends[1::2], own)
+    pattern = csr_array((np.ones(len(rows)), (rows, columns)), shape=(agents, agents))
+    pattern.sum_duplicates()  # there are none; this sorts
+    return pattern
+
+
+def _filled(pattern: Sparse, values: Vector) -> Sparse:
+    """Other values in the same places."""
+    return csr_array((values, pattern.indices, pattern.indptr), shape=pattern.shape)
+
+
+def _counts(matrix: Sparse) -> Indices:
+    """How many entries each row has."""
+    return np.diff(matrix.indptr)
+
+
+def _rows(matrix: Sparse) -> Indices:
+    """The row of each entry."""
+    return np.repeat(np.arange(matrix.shape[0]), _counts(matrix))
+
+
+def _cells(matrix: Sparse) -> Indices:
+    """The place of each entry, all places being numbered row by row."""
+    return _rows(matrix) * matrix.shape[1] + matrix.indices
+
+
+def _among(cells: Indices, pattern: Sparse) -> tuple[npt.NDArray[np.bool_], Indices]:
+    """Which cells belong to a pattern, and as which of its entries."""
+    known = _cells(pattern)
+    entry = np.searchsorted(known, cells)  # never past the end: the last cell is on the diagonal
+    return known[entry] == cells, entry
+
+
+def _places(matrix: Sparse, chosen: npt.NDArray[np.bool_]) -> Iterator[Edge]:
+    """Rows and columns of the chosen entries."""
+    return zip(_rows(matrix)[chosen].tolist(), matrix.indices[chosen].tolist(), strict=True)
+
+
+def _times(matrix: Any, vector: Vector) -> Vector:
+    product: Vector = matrix @ vector
+    return product
+
+
+def _locked(array: Matrix) -> Matrix:
+    array.setflags(write=False)
+    return array
+
+
+def _by_modulus(values: npt.NDArray[Any]) -> npt.NDArray[np.complex128]:
+    return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
+
+
+def _two_eigenvalues(matrix: Sparse, which: Literal["LA", "SA"]) -> Vector:
+    """The two largest (LA) or the two smallest (SA) of a symmetric matrix."""
+    find: Any = partial(eigsh, k=2, return_eigenvectors=False)
+    start = np.random.default_rng(0).normal(size=matrix.shape[0])
+    values: Vector
+    try:
+        values = find(matrix, which=which, v0=start, ncv=64, maxiter=LANCZOS)
+    except ArpackNoConvergence:
+        # Long graphs, such as a ring: their eigenvalues are too crowded for Lanczos, but they
+        # factorise cheaply. Just outside of Gershgorin's bounds there is an inverse.
+        own = matrix.diagonal()
+        radius = _times(abs(matrix), np.ones(len(own))) - np.abs(own)
+        outside = (own + radius).max() + 1e-8 if which == "LA" else (own - radius).min() - 1e-8
+        values = find(matrix.tocsc(), sigma=outside, v0=start)
+    return values
 
 
 def _one_way(graph: nx.DiGraph[int]) -> Edge | None:
-    """An edge without its reverse, if there is one."""
-    return min((e for e in graph.edges if not graph.has_edge(e[1], e[0])), default=None)
+    """An edge without its reverse, if there is one: the first."""
+    pattern = _pattern(graph)
+    turned = pattern.indices * np.int64(len(graph)) + _rows(pattern)
+    alone = turned[~_among(turned, pattern)[0]]
+    return divmod(int(alone.min()), len(graph)) if len(alone) else None
 
 
 def _steps(agents: int, offsets: Iterable[int]) -> list[Edge]:
@@ -700,7 +838,7 @@ def _first_connected(
     for attempt in range(DRAWS):
         source = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0])
         edges = draw(source)
-        if nx.is_connected(_digraph(agents, edges).to_undirected()):
+        if csgraph.connected_components(_pattern_of(agents, edges), directed=False)[0] == 1:
             return edges
     because = f"none of {DRAWS} draws for {agents} agents was connected"
     raise BadValue("topology", name, f"{remedy}, or another seed", because)
@@ -712,10 +850,12 @@ def _check_agents(agents: int) -> None:
 
 
 def _check_connected(name: str, graph: nx.DiGraph[int]) -> None:
-    parts = sorted(nx.strongly_connected_components(graph), key=lambda part: (len(part), min(part)))
-    if len(parts) <= 1:
+    count, part_of = csgraph.connected_components(_pattern(graph), connection="strong")
+    if count == 1:
         return
-    alone, crowd = min(parts[0]), min(parts[-1])
+    _, first, sizes = np.unique(part_of, return_index=True, return_counts=True)
+    order = np.lexsort((first, sizes))
+    alone, crowd = int(first[order[0]]), int(first[order[-1]])
     if _one_way(graph) is None:
         because = f"agent {alone} is cut off from agent {crowd}"
     elif nx.has_path(graph, crowd, alone):
@@ -725,18 +865,26 @@ def _check_connected(name: str, graph: nx.DiGraph[int]) -> None:
     raise BadValue("topology", name, "a graph in which everyone can reach everyone", because)
 
 
-def _as_matrix(weights: npt.ArrayLike, graph: nx.DiGraph[int]) -> Matrix:
+def _as_mixing(weights: npt.ArrayLike | Sparse, graph: nx.DiGraph[int]) -> Sparse:
+    """The weights as a new sparse matrix with an entry in every place of the graph's pattern."""
     n = len(graph)
+    given: Any = weights
     try:
-        matrix = np.array(weights, dtype=np.float64)
+        given = given if issparse(given) else np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise BadValue("weights", weights, f"a scheme or a {n} x {n} matrix of numbers") from None
-    if matrix.shape != (n, n):
-        raise BadValue("weights", matrix.shape, f"shape ({n}, {n}) for {n} agents")
-    for i, j in np.argwhere(~np.isfinite(matrix))[:1]:
+    if given.shape != (n, n):
+        raise BadValue("weights", given.shape, f"shape ({n}, {n}) for {n} agents")
+    matrix: Sparse = csr_array(given, dtype=np.float64, copy=True)
+    matrix.sum_duplicates()
+    for i, j in _places(matrix, ~np.isfinite(matrix.data)):
         because = f"agent {i} gives it to agent {j}"
         raise BadValue("weights", float(matrix[i, j]), "finite numbers", because)
-    for i, j in np.argwhere((matrix != 0) & (_pattern(graph) == 0))[:1]:
+    pattern = _pattern(graph)
+    inside, entry = _among(_cells(matrix), pattern)
+    for i, j in _places(matrix, ~inside & (matrix.data != 0)):
         because = f"agent {i} gives it to agent {j}, which does not send to it"
         raise BadValue("weights", float(matrix[i, j]), "0 where there is no edge", because)
-    return matrix
+    values = np.zeros(pattern.nnz)
+    values[entry[inside]] = matrix.data[inside]
+    return _filled(pattern, values)

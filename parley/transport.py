@@ -1,6 +1,6 @@
 """Moving messages along edges: the only thing that differs between placements.
 
-Axes: A agents hosted here, I their incoming edges, O their outgoing edges, B bytes of a message.
+Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes of a message.
 
 `Local` is for all agents in one process, where a message is an index away. `Processes` is for
 agents spread over workers: point-to-point messages of `torch.distributed`, in one canonical order,
@@ -8,11 +8,13 @@ each behind a header that is checked on arrival. Both count what every hosted ag
 wire, header included, whether its neighbour lives in this process or not.
 """
 
-import struct
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,21 +28,36 @@ Kind = Literal["models", "cross_gradients", "evaluation"]
 
 KINDS: tuple[Kind, ...] = ("models", "cross_gradients", "evaluation")
 
-HEADER = struct.Struct("<4sHBBQIIQ")
-"""Magic, version, kind, codec, step, sender, receiver, payload length."""
+HEADER = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("kind", "u1"),
+        ("codec", "u1"),
+        ("step", "<u8"),
+        ("sender", "<u4"),
+        ("receiver", "<u4"),
+        ("length", "<u8"),
+    ]
+)
+"""What stands before every message: 32 bytes."""
 MAGIC, VERSION = b"PRLY", 1
 
 
-class Arrivals:
-    """Messages that have arrived on the incoming edges, one round of edges at a time."""
+class WorkerLost(ParleyError):
+    """Another worker can no longer be reached; why, it has said elsewhere if at all."""
 
-    def __init__(self, wire_RB: Tensor, row_of_edge: dict[int, int]) -> None:
-        self.wire_RB = wire_RB
-        self.row_of_edge = row_of_edge
+
+class Arrivals:
+    """Messages that have arrived on the incoming edges, to be taken one round at a time."""
+
+    def __init__(self, wire_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor]) -> None:
+        self._wire_RB = wire_RB
+        self._rows_of = rows_of
 
     def of(self, edges: tuple[int, ...]) -> Tensor:
-        """The messages of these edges, ``uint8[len(edges), B]``."""
-        return self.wire_RB[[self.row_of_edge[e] for e in edges]]
+        """The messages on the edges of one round, ``uint8[E, B]``."""
+        return self._wire_RB[self._rows_of[edges]]
 
 
 class Transport(ABC):
@@ -53,31 +70,30 @@ class Transport(ABC):
         """Goes into headers; set by the training loop."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
         """Bytes that each hosted agent has handed to the wire."""
-        edges, row = self.topology.edges, placement.row
-        self._senders = torch.tensor([row[edges[e][0]] for e in placement.outgoing]).long()
-        self.incoming_of = [
-            tuple(e for e in edges_ if edges[e][1] in row) for edges_ in self.topology.rounds
-        ]
+        edges, row, rounds = self.topology.edges, placement.row, self.topology.rounds
+        self.incoming_of = [tuple(e for e in r if edges[e][1] in row) for r in rounds]
         """The incoming edges of each round."""
-        self.outgoing_of = [
-            tuple(e for e in edges_ if edges[e][0] in row) for edges_ in self.topology.rounds
-        ]
-        self._repliers = [
-            torch.tensor([row[edges[e][1]] for e in edges_]).long() for edges_ in self.incoming_of
-        ]
+        self.outgoing_of = [tuple(e for e in r if edges[e][0] in row) for r in rounds]
+        """The outgoing edges of each round."""
+        self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
+        self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
 
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         """Every agent sends its message to all its out-neighbours."""
-        self._count(kind, self._senders, wire_AB)
+        self._count(kind, self._senders, wire_AB.shape[1])
         return self._forward(wire_AB, kind, codec)
 
     def backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         """Replies to the round's incoming edges; returns those on the round's outgoing edges."""
-        self._count(kind, self._repliers[round_], wire_EB)
+        self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
 
-    def _count(self, kind: Kind, senders: Tensor, wire: Tensor) -> None:
-        size = HEADER.size + wire.shape[1]
+    def count_replies(self, round_: int, kind: Kind, length: int) -> None:
+        """Counts a reply of so many bytes on each of the round's incoming edges."""
+        self._count(kind, self._repliers[round_], length)
+
+    def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
+        size = HEADER.itemsize + length
         self.sent[kind].index_add_(0, senders, torch.full_like(senders, size))
 
     @abstractmethod
@@ -95,16 +111,20 @@ class Transport(ABC):
         """The sum over workers, on every worker."""
 
 
+def _index(values: Iterator[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
 class Local(Transport):
     """All agents in this process."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(placement)
         edges = self.topology.edges
-        self._source = {e: src for e, (src, _) in enumerate(edges)}
+        self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(wire_AB, self._source)
+        return Arrivals(wire_AB, self._sources)
 
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         # All edges are both incoming and outgoing here, in the same order.
@@ -119,6 +139,52 @@ class Local(Transport):
         return values
 
 
+class _Route:
+    """One direction of traffic, worked out once: what goes to whom and what comes from whom.
+
+    All messages for one worker go in one transfer, in the order of the edges' numbers, which both
+    ends know.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        own: Mapping[int, int],
+        rows: int,
+        expected: Sequence[int],
+        reply: bool,
+    ) -> None:
+        """`own` is the row, of so many, of the message for each edge; `expected` are the edges
+        on which messages arrive."""
+        edges, worker_of, here = placement.topology.edges, placement.worker_of, placement.here
+        near, far = (1, 0) if reply else (0, 1)
+
+        def sorted_by_worker(candidates: Iterator[int] | Sequence[int], end: int) -> list[int]:
+            remote = [e for e in candidates if worker_of[edges[e][end]] != here]
+            return sorted(remote, key=lambda e: (worker_of[edges[e][end]], e))
+
+        def parts(chosen: list[int], end: int) -> list[tuple[int, slice]]:
+            """The rows for each worker."""
+            groups = groupby(range(len(chosen)), lambda r: worker_of[edges[chosen[r]][end]])
+            bounds = [(worker, list(r)) for worker, r in groups]
+            return [(worker, slice(r[0], r[-1] + 1)) for worker, r in bounds]
+
+        def headers(chosen: list[int]) -> Any:
+            made = np.zeros(len(chosen), HEADER)
+            made["magic"], made["version"] = MAGIC, VERSION
+            made["sender"] = [edges[e][near] for e in chosen]
+            made["receiver"] = [edges[e][far] for e in chosen]
+            return made
+
+        leaving, arriving = sorted_by_worker(iter(own), far), sorted_by_worker(expected, near)
+        self.to, self.of = parts(leaving, far), parts(arriving, near)
+        self.leaving, self.arriving = headers(leaving), headers(arriving)
+        self.rows = _index(own[e] for e in leaving)
+        self.row_of = {e: rows + r for r, e in enumerate(arriving)}
+        """Where a message lies once the arrived ones stand behind the own ones."""
+        self.row_of |= {e: own[e] for e in expected if worker_of[edges[e][near]] == here}
+
+
 class Processes(Transport):
     """Agents spread over the processes of a `torch.distributed` group."""
 
@@ -128,94 +194,52 @@ class Processes(Transport):
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
             )
+        if placement.here != dist.get_rank():
+            raise ParleyError(
+                f"placement: this is process {dist.get_rank()}, not worker {placement.here}"
+            )
         # Gloo moves memory of the CPU; NCCL that of the GPU.
         self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        edges, row = self.topology.edges, placement.row
+        models = {e: row[edges[e][0]] for e in placement.outgoing}
+        self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
+        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in self.incoming_of}
+        self._back = [
+            _Route(placement, {e: r for r, e in enumerate(came)}, len(came), went, reply=True)
+            for came, went in zip(self.incoming_of, self.outgoing_of, strict=True)
+        ]
+        self._replied = [
+            _index(route.row_of[e] for e in r)
+            for route, r in zip(self._back, self.outgoing_of, strict=True)
+        ]
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        edges, row = self.topology.edges, self.placement.row
-        outgoing = {e: wire_AB[row[edges[e][0]]] for e in self.placement.outgoing}
-        remote = self._swap(outgoing, self.placement.incoming, wire_AB, kind, codec, reply=False)
-        local = {e: row[edges[e][0]] for e in self.placement.incoming if edges[e][0] in row}
-        arrived = {e: len(wire_AB) + r for r, e in enumerate(remote)}
-        return Arrivals(torch.cat([wire_AB, *(m[None] for m in remote.values())]), local | arrived)
+        return Arrivals(self._swap(self._out, wire_AB, kind, codec), self._arrived)
 
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        incoming, outgoing = self.incoming_of[round_], self.outgoing_of[round_]
-        replies = dict(zip(incoming, wire_EB.unbind(), strict=True))
-        remote = self._swap(replies, outgoing, wire_EB, kind, codec, reply=True)
-        if not outgoing:
-            return wire_EB[:0]
-        return torch.stack([remote[e] if e in remote else replies[e] for e in outgoing])
+        wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
+        return wire_RB[self._replied[round_]]
 
-    def _swap(
-        self,
-        sending: dict[int, Tensor],
-        receiving: tuple[int, ...],
-        like: Tensor,
-        kind: Kind,
-        codec: Codec,
-        reply: bool,
-    ) -> dict[int, Tensor]:
-        """Sends messages to the other workers and returns those that come from them, by edge.
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Sends messages to the other workers; returns the own ones followed by the arrived."""
+        if not (route.to or route.of):
+            return wire
 
-        All messages for one worker go in one transfer, in the order of the edges' numbers, which
-        both ends know.
-        """
-        edges, worker_of, here = self.topology.edges, self.placement.worker_of, self.placement.here
-        near, far = (1, 0) if reply else (0, 1)
-        to: dict[int, list[int]] = defaultdict(list)
-        of: dict[int, list[int]] = defaultdict(list)
-        for e in sending:
-            to[worker_of[edges[e][far]]].append(e)
-        for e in receiving:
-            of[worker_of[edges[e][near]]].append(e)
-        to.pop(here, None)
-        of.pop(here, None)
+        def stamp(headers: Any) -> Tensor:
+            headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
+            headers["step"], headers["length"] = self.step, wire.shape[1]
+            return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
 
-        size = like.shape[1]
-        headers = {e: self._header(e, kind, codec, size, reply) for e in (*sending, *receiving)}
-        transfers, buffers = [], {}
-        for peer in sorted({*to, *of}):
-            if peer in to:
-                rows = [torch.cat([headers[e], sending[e].to(self._wire_device)]) for e in to[peer]]
-                transfers.append(dist.P2POp(dist.isend, torch.stack(rows), peer))
-            if peer in of:
-                shape = (len(of[peer]), HEADER.size + size)
-                buffers[peer] = torch.empty(shape, dtype=torch.uint8, device=self._wire_device)
-                transfers.append(dist.P2POp(dist.irecv, buffers[peer], peer))
-        if transfers:
-            for request in dist.batch_isend_irecv(transfers):
+        device = self._wire_device
+        parcels = torch.cat([stamp(route.leaving).to(device), wire[route.rows].to(device)], 1)
+        inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
+        with _reaching_others():
+            sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
+            receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
+            for request in dist.batch_isend_irecv(sends + receipts):
                 request.wait()
-
-        arrived = {}
-        for peer, buffer in buffers.items():
-            for e, message in zip(of[peer], buffer, strict=True):
-                if not torch.equal(message[: HEADER.size], headers[e]):
-                    raise ParleyError(self._refusal(message[: HEADER.size], headers[e], peer))
-                arrived[e] = message[HEADER.size :].to(like.device)
-        return arrived
-
-    def _header(self, edge: int, kind: Kind, codec: Codec, size: int, reply: bool) -> Tensor:
-        src, dst = self.topology.edges[edge]
-        sender, receiver = (dst, src) if reply else (src, dst)
-        fields = (MAGIC, VERSION, KINDS.index(kind), codec.number, self.step, sender, receiver)
-        packed = HEADER.pack(*fields, size)
-        return torch.frombuffer(bytearray(packed), dtype=torch.uint8).to(self._wire_device)
-
-    def _refusal(self, got: Tensor, expected: Tensor, peer: int) -> str:
-        def words(header: Tensor) -> str:
-            fields = HEADER.unpack(bytes(header.tolist()))
-            magic, version, kind, codec, step, sender, receiver, size = fields
-            name = KINDS[kind] if kind < len(KINDS) else f"kind {kind}"
-            return (
-                f"{magic!r} version {version}, {name}, codec {codec}, step {step}, "
-                f"agent {sender} to {receiver}, {size} bytes"
-            )
-
-        return (
-            f"worker {peer} sent a message that does not fit: expected {words(expected)}; "
-            f"got {words(got)}"
-        )
+        _check(inbox[:, : HEADER.itemsize].cpu(), stamp(route.arriving))
+        return torch.cat([wire, inbox[:, HEADER.itemsize :].to(wire.device)])
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
@@ -227,5 +251,33 @@ class Processes(Transport):
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker."""
         total = values.to(self._wire_device, copy=True)
-        dist.all_reduce(total)
+        with _reaching_others():
+            dist.all_reduce(total)
         return total.to(values.device)
+
+
+@contextmanager
+def _reaching_others() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorkerLost(f"another worker has gone ({str(error).splitlines()[0]})") from None
+
+
+def _check(got: Tensor, expected: Tensor) -> None:
+    """Refuses messages whose headers are not the expected ones."""
+    wrong = (got != expected).any(1).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ParleyError(
+            f"a message does not fit: expected {_words(expected[row])}; got {_words(got[row])}"
+        )
+
+
+def _words(header: Tensor) -> str:
+    h = header.contiguous().numpy().view(HEADER)[0]
+    kind = KINDS[h["kind"]] if h["kind"] < len(KINDS) else f"kind {h['kind']}"
+    return (
+        f"{bytes(h['magic'])!r} version {h['version']}, {kind}, codec {h['codec']}, "
+        f"step {h['step']}, agent {h['sender']} to {h['receiver']}, {h['length']} bytes"
+    )

@@ -70,6 +70,7 @@ def test_normalise_is_its_formula():
     torch.testing.assert_close(plain, inputs.float() / 255)
     tokens = torch.tensor([[5, 7]])
     assert Transform().normalise(tokens) is tokens
+    assert Transform().normalise(tokens.int()).dtype == torch.int64
 
 
 def augment_loop(image: np.ndarray, flip: int, top: int, left: int, padding: int) -> np.ndarray:
@@ -93,6 +94,61 @@ def test_augment_equals_a_loop(flip, padding, n, seed):
     np.testing.assert_array_equal(transform.augment(inputs, draws).numpy(), np.stack(expected))
 
 
+def resized_loop(image: np.ndarray, flip: int, top: int, left: int, h: int, w: int, side: int):
+    """One image [c, h, w] through Pillow, rows first (which comes first depends on its version)."""
+    part = Image.fromarray(image.transpose(1, 2, 0)).crop((left, top, left + w, top + h))
+    for size in ((side, h), (side, side)):
+        part = part.resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(part)[:, :: -1 if flip else 1].transpose(2, 0, 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.booleans(), st.integers(1, 40), st.integers(1, 40), st.integers(1, 12), st.integers(0, 99)
+)
+def test_resized_crops_equal_pillows_in_a_loop(flip, height, width, side, seed):
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 256, (5, 3, height, width), dtype=np.uint8)
+    transform = Transform(flip=flip, resized_crop=side)
+    draws = transform.draw(rng, 5, (height, width))
+    assert draws.shape == (5, 5)
+    expected = np.stack([resized_loop(i, *row, side) for i, row in zip(images, draws, strict=True)])
+    np.testing.assert_array_equal(
+        transform.augment(torch.from_numpy(images), draws).numpy(), expected
+    )
+    floats = transform.augment(torch.from_numpy(images).float(), draws).numpy()
+    np.testing.assert_allclose(floats, expected, atol=1.01)  # not rounded after rows, columns
+
+
+def test_random_parts_are_as_torchvision_draws_them():
+    draws = Transform(flip=True, resized_crop=8).draw(np.random.default_rng(0), 20_000, (60, 90))
+    flip, top, left, h, w = draws.T
+    assert (
+        (top >= 0).all() and (top + h <= 60).all() and (left >= 0).all() and (left + w <= 90).all()
+    )
+    assert flip.mean() == pytest.approx(0.5, abs=0.02)
+    share, ratio = h * w / (60 * 90), w / h
+    assert 0.075 < share.min() < 0.09
+    assert 0.85 < share.max() < 0.9  # the ratio limits it to 80 x 60
+    assert 0.7 < ratio.min() < 0.76 and 1.32 < ratio.max() < 1.4
+    small = share < 0.3  # parts that fit whatever their ratio: nothing was drawn again
+    assert np.log(ratio[small]).mean() == pytest.approx(0, abs=0.01)
+    assert share[small].mean() == pytest.approx(0.19, abs=0.005)
+    assert np.unique(top[h == 50]).tolist() == [*range(11)]  # every place, both ends included
+
+
+def test_parts_that_never_fit_are_central():
+    wide = Transform(resized_crop=4).draw(np.random.default_rng(0), 50, (3, 300))
+    assert {tuple(row) for row in wide.tolist()} == {(0, 0, 148, 3, 4)}
+    tall = Transform(resized_crop=4).draw(np.random.default_rng(0), 50, (300, 3))
+    assert {tuple(row) for row in tall.tolist()} == {(0, 148, 0, 4, 3)}
+
+
+def test_two_kinds_of_crop_exclude_each_other():
+    with pytest.raises(ValueError, match="exclude"):
+        Transform(crop_padding=1, resized_crop=4)
+
+
 def test_draws_reach_every_flip_and_place():
     draws = AUGMENTING.draw(np.random.default_rng(0), 500)
     assert [np.unique(column).tolist() for column in draws.T] == [[0, 1], [*range(5)], [*range(5)]]
@@ -100,10 +156,11 @@ def test_draws_reach_every_flip_and_place():
     assert not unflipped[:, 0].any()
 
 
-def test_batches_do_not_depend_on_the_other_agents():
+@pytest.mark.parametrize("transform", [AUGMENTING, Transform(flip=True, resized_crop=4)])
+def test_batches_do_not_depend_on_the_other_agents(transform):
     shares = [pictures(n, seed) for seed, n in enumerate((11, 30, 17, 5))]
-    together = Batches(shares, [0, 1, 2, 3], 4, AUGMENTING, seed=9)
-    alone = Batches([shares[2]], [2], 4, AUGMENTING, seed=9)
+    together = Batches(shares, [0, 1, 2, 3], 4, transform, seed=9)
+    alone = Batches([shares[2]], [2], 4, transform, seed=9)
     later = [alone.at(step) for step in reversed(range(12))]
     for step, one in enumerate(reversed(later)):
         many = together.at(step)
@@ -248,6 +305,119 @@ def test_known_names_keep_their_transform_and_validation_serves_as_test(tmp_path
     assert data.name == "cifar10" and len(data.test) == 1
 
 
+def write_table(folder: Path, split: str, rows: dict[str, list], features: dict) -> None:
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    dataset = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    dataset.to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+
+
+def test_cifar100_has_fine_labels(tmp_path):
+    features = {
+        "img": datasets.Image(),
+        "coarse_label": datasets.ClassLabel(names=["fish", "flowers"]),
+        "fine_label": datasets.ClassLabel(names=["orchid", "shark", "trout"]),
+    }
+    images = noise(3, 32, 32, 3)
+    rows = {"img": [png(i) for i in images], "coarse_label": [0, 0, 1], "fine_label": [2, 1, 0]}
+    for split in ("train", "test"):
+        write_table(tmp_path / "uoft-cs" / "cifar100", split, rows, features)
+    data = load("cifar100", tmp_path)
+    assert data.train.targets.tolist() == [2, 1, 0]
+    assert data.class_names == ("orchid", "shark", "trout")
+    assert data.transform.mean == (0.5071, 0.4867, 0.4408) and data.transform.crop_padding == 4
+    coarse = load("cifar100", tmp_path, {"label": "coarse_label"})
+    assert coarse.train.targets.tolist() == [0, 0, 1] and coarse.class_names == ("fish", "flowers")
+    assert load("cifar100", tmp_path).class_names == data.class_names  # its own cached copy
+    with pytest.raises(BadValue, match=r"it has img: Image.*a ClassLabel column kind"):
+        load("cifar100", tmp_path, {"label": "kind"})
+
+
+def prepared(pixels: np.ndarray, shorter: int, side: int) -> np.ndarray:
+    """Resize(shorter) and CenterCrop(side) of one image, [c, h, w]."""
+    image = Image.fromarray(pixels).convert("RGB")
+    w, h = image.size
+    size = (shorter, shorter * h // w) if w < h else (shorter * w // h, shorter)
+    image = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = round((size[0] - side) / 2), round((size[1] - side) / 2)
+    return np.asarray(image.crop((left, top, left + side, top + side))).transpose(2, 0, 1)
+
+
+def test_imagenette_in_full_size(tmp_path):
+    train = [
+        *noise(1, 300, 400, 3),
+        *noise(1, 500, 270, 3),
+        *noise(1, 100, 120),
+        *noise(1, 256, 256),
+    ]
+    test = [*noise(1, 241, 241, 3), *noise(1, 280, 460, 3)]
+    folder = tmp_path / "frgfm" / "imagenette-full_size"
+    write_hub_folder(folder, {"train": train, "validation": test})
+    data = load("imagenette-224", tmp_path)
+    assert data.train.inputs.shape == (4, 3, 256, 256)
+    assert data.test.inputs.shape == (2, 3, 224, 224)
+    for image, tensor in zip(train, data.train.inputs, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), prepared(image, 256, 256))
+    for image, tensor in zip(test, data.test.inputs, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), prepared(image, 256, 224))
+    batch = Batches([data.train], [0], 4, data.transform, seed=0).at(0)
+    assert batch.inputs.shape == (1, 4, 3, 224, 224)
+
+    small = load("imagenette", tmp_path, {"folder": str(folder)})
+    assert small.train.inputs.shape == (4, 3, 32, 32) and small.test.inputs.shape == (2, 3, 32, 32)
+    np.testing.assert_array_equal(small.train.inputs[1].numpy(), prepared(train[1], 32, 32))
+    assert small.transform.resized_crop == 32
+    assert torch.equal(load("imagenette-224", tmp_path).train.inputs, data.train.inputs)
+
+
+def test_imagenette_is_not_enlarged_unless_asked(tmp_path):
+    folder = tmp_path / "frgfm" / "imagenette"
+    write_hub_folder(folder, {"train": noise(2, 32, 40, 3), "validation": noise(1, 32, 32, 3)})
+    with pytest.raises(BadValue) as error:
+        load("imagenette-224", tmp_path)
+    for part in ("at most 32 x 32", "frgfm/imagenette-full_size", "--data-root", "data.folder"):
+        assert part in str(error.value)
+    assert load("imagenette-224", tmp_path, {"folder": str(folder)}).test.inputs.shape[-1] == 224
+    assert load("imagenette", tmp_path).train.inputs.shape == (2, 3, 32, 32)
+
+
+def test_variants_on_the_hub_and_their_parquet_copies(monkeypatch):
+    asked = []
+
+    def load_dataset(place, config=None, revision=None):
+        asked.append((place, config, revision))
+        if revision is None:
+            raise RuntimeError("Dataset scripts are no longer supported, but found imagenette.py")
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BadValue, match="cannot be reached"):
+        load("imagenette-224")
+    assert asked == [
+        ("frgfm/imagenette", "full_size", None),
+        ("frgfm/imagenette", "full_size", "refs/convert/parquet"),
+    ]
+
+
+def test_options_of_a_dataset(tmp_path):
+    write_hub_folder(tmp_path / "pets", {"train": noise(2, 4, 4), "test": noise(1, 4, 4)})
+    pets = str(tmp_path / "pets")
+    assert load(pets, options={"label": "kind"}).train.targets.tolist() == [0, 1]
+    for options, message in (
+        ({"lable": "kind"}, r"did you mean 'label'\?"),
+        ({"length": 64}, r"'length' is not valid \(.*has no texts\)"),
+        ({"length": 2}, "data.length: 2 is not valid; valid: a whole number from 4"),
+        ({"label": 3}, "data.label: 3 is not valid; valid: text"),
+        ({"folder": "elsewhere"}, "data.folder: 'elsewhere'.*without a name here"),
+    ):
+        with pytest.raises(BadValue, match=message):
+            load(pets, options=options)
+    with pytest.raises(BadValue, match=r"data.folder: 'nowhere'.*there is none"):
+        load("cifar10", options={"folder": "nowhere"})
+    with pytest.raises(BadValue, match="digits has none"):
+        load("digits", options={"label": "x"})
+
+
 def test_grey_among_colour_becomes_colour(tmp_path):
     grey, colour = noise(1, 4, 4)[0], noise(1, 4, 4, 3)[0]
     write_hub_folder(tmp_path / "mixed", {"train": [grey, colour], "test": [grey]})
@@ -300,12 +470,12 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 def test_the_cache_folder(monkeypatch):
     monkeypatch.setenv("PARLEY_CACHE", "own")
-    assert module._cache_folder() == Path("own")
+    assert module.cache_folder() == Path("own")
     monkeypatch.delenv("PARLEY_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "xdg")
-    assert module._cache_folder() == Path("xdg/parley")
+    assert module.cache_folder() == Path("xdg/parley")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert module._cache_folder() == Path.home() / ".cache" / "parley"
+    assert module.cache_folder() == Path.home() / ".cache" / "parley"
 
 
 def test_unsuitable_folders(tmp_path):
@@ -324,7 +494,9 @@ def test_unsuitable_folders(tmp_path):
     (tmp_path / "text" / "data").mkdir(parents=True)
     text = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})
     text.to_parquet(tmp_path / "text" / "data" / "train-00000-of-00001.parquet")
-    with pytest.raises(BadValue, match=r"it has text: Value.*an Image and a ClassLabel column"):
+    with pytest.raises(
+        BadValue, match=r"it has text: Value.*an Image or a text column, and a ClassLabel column"
+    ):
         load(str(tmp_path / "text"))
 
 
@@ -353,6 +525,8 @@ def test_without_a_network_the_error_is_clear_and_quick(no_network, tmp_path, mo
     assert not datasets.config.HF_HUB_OFFLINE
     with pytest.raises(BadValue, match="no --data-root"):
         load("fashion_mnist")
+    with pytest.raises(BadValue, match=r"uoft-cs/cifar100.*hub cannot be reached"):
+        load("cifar100")
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -442,6 +616,8 @@ def test_one_folder_per_agent(tmp_path):
         load_folders([tmp_path / "a"], class_names=["dog"])
     with pytest.raises(BadValue, match="agent 1's is missing"):
         load_folders([tmp_path / "a", tmp_path / "nowhere"])
+    [large] = load_folders([tmp_path / "a"], like="imagenette-224", options={"folder": "stand-in"})
+    assert large.inputs.shape == (3, 1, 256, 256)
 
 
 @pytest.fixture
@@ -474,3 +650,12 @@ def test_real_datasets(real, name, shape, train):
     batch = Batches([data.train.take(range(100))], [0], 32, data.transform, seed=0).at(0)
     assert batch.inputs.shape == (1, 32, *shape) and batch.inputs.dtype == torch.float32
     assert -3 < batch.inputs.min() < batch.inputs.max() < 3
+
+
+def test_real_imagenette(real):
+    data = real("imagenette")
+    assert data.train.inputs.shape == (9_469, 3, 32, 32) and len(data.test) == 3_925
+    assert len(data.class_names) == 10 and 858 <= torch.bincount(data.train.targets).min() <= 993
+    batch = Batches([data.train.take(range(100))], [0], 32, data.transform, seed=0).at(0)
+    assert batch.inputs.shape == (1, 32, 3, 32, 32)
+    assert batch.inputs.std().item() == pytest.approx(1, abs=0.3)

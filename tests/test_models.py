@@ -7,7 +7,16 @@ import torch
 from torch import nn
 
 from parley.errors import BadValue
-from parley.models import MODELS, EvoNorm, build, options, refuse_batch_statistics
+from parley.models import (
+    MODELS,
+    EvoNorm,
+    build,
+    check_inputs,
+    options,
+    refuse_batch_statistics,
+    tokenizer,
+)
+from parley.models.blocks import Residual
 
 
 def count(model: nn.Module) -> int:
@@ -20,6 +29,12 @@ def count(model: nn.Module) -> int:
         ("cnn5", (3, 32, 32), 10, {}, 76_010),
         ("cnn5", (3, 32, 32), 10, {"evonorm": "s0"}, 76_202),
         ("lenet5", (1, 28, 28), 10, {}, 61_706),
+        ("vgg11", (3, 32, 32), 10, {}, 579_786),
+        ("vgg11", (3, 32, 32), 10, {"evonorm": "s0"}, 580_474),
+        ("resnet20", (3, 32, 32), 10, {}, 272_474),
+        ("resnet20", (3, 32, 32), 100, {}, 278_324),
+        ("mobilenetv2", (3, 32, 32), 10, {}, 2_296_922),
+        ("resnet18", (3, 224, 224), 10, {}, 11_181_642),
         ("logistic", (1, 8, 8), 10, {}, 650),
         ("logistic", (20,), 3, {}, 63),
         ("mlp", (1, 8, 8), 10, {}, 64 * 64 + 64 + 640 + 10),
@@ -41,6 +56,10 @@ def test_parameter_counts_are_the_papers(name, shape, classes, values, parameter
         ("lenet5", (3, 12, 12)),
         ("lenet5", (3, 32, 32)),
         ("lenet5", (1, 13, 30)),
+        ("vgg11", (1, 33, 70)),
+        ("resnet20", (1, 28, 28)),
+        ("resnet18", (3, 32, 47)),
+        ("mobilenetv2", (1, 9, 20)),
     ],
 )
 def test_convolutional_models_fit_other_image_sizes(name, shape):
@@ -49,7 +68,15 @@ def test_convolutional_models_fit_other_image_sizes(name, shape):
 
 @pytest.mark.parametrize(
     ("name", "shape", "least"),
-    [("lenet5", (1, 8, 8), "12 x 12"), ("cnn5", (3, 7, 9), "8 x 8"), ("cnn5", (64,), "8 x 8")],
+    [
+        ("lenet5", (1, 8, 8), "12 x 12"),
+        ("cnn5", (3, 7, 9), "8 x 8"),
+        ("cnn5", (64,), "8 x 8"),
+        ("vgg11", (3, 31, 32), "32 x 32"),
+        ("resnet18", (3, 28, 28), "32 x 32"),
+        ("resnet20", (64,), "8 x 8"),
+        ("mobilenetv2", (3, 4, 4), "8 x 8"),
+    ],
 )
 def test_too_small_images_are_refused(name, shape, least):
     with pytest.raises(BadValue) as error:
@@ -67,6 +94,39 @@ def test_cnn5_is_initialised_as_run():
         std = math.sqrt(2 / (9 * conv.out_channels))
         assert conv.weight.std().item() == pytest.approx(std, rel=0.05)
         assert conv.weight.mean().item() == pytest.approx(0, abs=0.05 * std)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "resnet20", "resnet18"])
+def test_larger_networks_are_initialised_as_run(name):
+    torch.manual_seed(0)
+    model = build(name, (3, 32, 32), 10)
+    for conv in (m for m in model.modules() if isinstance(m, nn.Conv2d)):
+        if conv.weight.numel() > 4000:
+            std = math.sqrt(2 / (conv.kernel_size[0] ** 2 * conv.out_channels))
+            assert conv.weight.std().item() == pytest.approx(std, rel=0.06)
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
+    assert linear.weight.abs().max() <= linear.in_features**-0.5  # PyTorch's own
+
+
+def test_shortcuts_are_where_shapes_change():
+    for name, convolutional, plain in (("resnet20", 2, 7), ("resnet18", 3, 5)):
+        blocks = [m for m in build(name, (3, 32, 32), 10) if isinstance(m, Residual)]
+        kinds = [isinstance(block.shortcut, nn.Sequential) for block in blocks]
+        assert (sum(kinds), len(kinds) - sum(kinds)) == (convolutional, plain)
+    mobile = [m for m in build("mobilenetv2", (3, 32, 32), 10) if isinstance(m, Residual)]
+    assert len(mobile) == 14  # 17 blocks, of which 3 halve the image
+    x = torch.full((1, 1, 1, 1), -9.0)
+    assert Residual(nn.Identity(), nn.Identity())(x) == -18  # no activation after the addition
+
+
+def test_networks_end_in_maps_of_the_papers_size():
+    sizes = []
+    for name, side in (("resnet20", 32), ("mobilenetv2", 32), ("resnet18", 224)):
+        model = build(name, (3, side, side), 10)
+        index = next(i for i, m in enumerate(model) if isinstance(m, nn.AdaptiveAvgPool2d))
+        with torch.no_grad():
+            sizes.append(tuple(model[:index](torch.zeros(1, 3, side, side)).shape[1:]))
+    assert sizes == [(64, 8, 8), (1280, 4, 4), (512, 7, 7)]
 
 
 def evonorm_loop(x, gamma, beta, v, groups):
@@ -128,12 +188,41 @@ def test_unknown_names_and_options():
         build("lenet5", (1, 28, 28), 10, width=2)
     with pytest.raises(BadValue, match="whole number from 1"):
         build("mlp", (4,), 2, hidden=0)
-    assert {name: options(name) for name in MODELS} == {
+    for wrong in ("hf", "hf:"):
+        with pytest.raises(BadValue, match="hf:FOLDER or hf:OWNER/NAME"):
+            build(wrong, (128,), 4)
+    with pytest.raises(BadValue, match=r"'cnn5:9' is not valid.*valid: cnn5"):
+        build("cnn5:9", (3, 32, 32), 10)
+    assert {name: options("hf:x" if name == "hf" else name) for name in MODELS} == {
         "logistic": (),
         "mlp": ("hidden",),
         "lenet5": (),
         "cnn5": ("evonorm",),
+        "vgg11": ("evonorm",),
+        "resnet20": ("evonorm",),
+        "resnet18": ("evonorm",),
+        "mobilenetv2": ("evonorm",),
+        "bert-mini": ("pretrained", "dropout", "vocabulary", "outputs"),
+        "distilbert": ("pretrained", "dropout", "vocabulary", "outputs"),
+        "hf": ("fresh", "dropout"),
     }
+
+
+def test_inputs_must_be_of_the_models_kind():
+    images, texts = torch.zeros(2, 3, 8, 8), torch.zeros(2, 16, dtype=torch.int32)
+    check_inputs("cnn5", images)
+    check_inputs("hf:anything", texts)
+    check_inputs("somebody's own", texts)
+    with pytest.raises(BadValue, match=r"'cnn5'.*numbers of tokens.*bert-mini"):
+        check_inputs("cnn5", texts)
+    with pytest.raises(BadValue, match=r"'hf:x'.*not texts.*mlp"):
+        check_inputs("hf:x", images)
+
+
+def test_the_tokenizer_that_belongs_to_a_model():
+    assert tokenizer("hf:folder/x", {}) == "folder/x"
+    assert tokenizer("bert-mini", {"pretrained": "owner/name"}) == "owner/name"
+    assert tokenizer("bert-mini", {}) is None and tokenizer("mlp", {"hidden": 3}) is None
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import json
 import math
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +48,34 @@ def digraphs(draw: st.DrawFn) -> "nx.DiGraph[int]":
     return graph
 
 
+def hears(graph: "nx.DiGraph[int]") -> np.ndarray:
+    """1 at [i, j] where i hears j."""
+    return nx.to_numpy_array(graph, nodelist=range(len(graph)), weight=None).T
+
+
+# Slow and obvious: the schemes on dense matrices
+
+
+def dense_uniform(graph: "nx.DiGraph[int]") -> np.ndarray:
+    pattern = hears(graph) + np.eye(len(graph))
+    return pattern / pattern.sum(axis=1, keepdims=True)
+
+
+def dense_metropolis(graph: "nx.DiGraph[int]") -> np.ndarray:
+    heard = hears(graph)
+    degrees = heard.sum(axis=1)
+    weights = heard / (1 + np.maximum.outer(degrees, degrees))
+    return weights + np.diag(1 - weights.sum(axis=1))
+
+
+def dense_sinkhorn(graph: "nx.DiGraph[int]") -> np.ndarray:
+    weights = dense_uniform(graph)
+    while np.abs(weights.sum(axis=0) - 1).max() > 1e-12:
+        weights = weights / weights.sum(axis=0)
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return weights
+
+
 # Known values
 
 
@@ -62,6 +92,46 @@ def test_ring_has_its_closed_form_spectrum(n: int) -> None:
     others = sorted(spectrum)[:-1]
     assert tp.ring(n).spectral_gap == pytest.approx(1 - max(map(abs, others)))
     assert tp.ring(n).lambda_min == pytest.approx(min(spectrum))
+
+
+def test_a_long_ring_has_its_closed_form_ends() -> None:
+    n = tp.DENSE + 500
+    ring = tp.ring(n)
+    assert ring.spectral_gap == pytest.approx(2 / 3 * (1 - math.cos(2 * math.pi / n)), abs=2e-12)
+    assert ring.lambda_min == pytest.approx(-1 / 3, abs=2e-12)
+    assert ring.diameter == n // 2
+    assert "weights" not in vars(ring)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ring",
+        "chain",
+        "torus",
+        "star",
+        "full",
+        "exponential",
+        "random-regular:3",
+        "erdos-renyi:0.1",
+    ],
+)
+def test_the_ends_of_a_spectrum_are_those_of_all_of_it(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tp, "DENSE", 0)
+    t = parse(spec, 90)
+    assert t.spectral_gap == pytest.approx(1 - abs(t.eigenvalues[1]), abs=1e-11)
+    assert t.lambda_min == pytest.approx(t.eigenvalues.real.min(), abs=1e-11)
+    assert len(t._outer_eigenvalues) == 4
+
+
+def test_negative_ends_of_a_spectrum_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tp, "DENSE", 0)
+    w = 0.5 * np.eye(90) - tp.star(90).weights
+    t = tp.star(90, weights=w)
+    assert t.spectral_gap == pytest.approx(1 - sorted(np.abs(np.linalg.eigvalsh(w)))[-2])
+    assert t.diameter == 2
 
 
 def test_directed_ring_has_its_closed_form_gap() -> None:
@@ -168,6 +238,53 @@ def test_uniform_is_row_stochastic(graph: "nx.DiGraph[int]") -> None:
 
 
 @given(digraphs() | graphs())
+@settings(deadline=None, max_examples=100)
+def test_sparse_weights_are_those_of_the_dense_formulas(graph: "nx.Graph[int]") -> None:
+    schemes = {"uniform": dense_uniform, "sinkhorn": dense_sinkhorn}
+    if not graph.is_directed():
+        schemes["metropolis"] = dense_metropolis
+    for name, formula in schemes.items():
+        t = tp.from_graph(graph, weights=name)
+        close = 1e-9 if name == "sinkhorn" else 1e-14  # an iteration is no better than its end
+        np.testing.assert_allclose(t.weights, formula(t.graph), rtol=0, atol=close)
+        np.testing.assert_array_equal(t.mixing.toarray(), t.weights)
+        np.testing.assert_array_equal(np.diag(t.weights), t.self_weights)
+        for (j, i), weight in zip(t.edges, t.edge_weights, strict=True):
+            assert weight == t.weights[i, j] > 0
+
+
+@given(digraphs() | graphs(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=50)
+def test_any_matrix_is_kept_in_the_places_of_the_graph(graph: "nx.Graph[int]", seed: int) -> None:
+    t = tp.from_graph(graph)
+    rng = np.random.default_rng(seed)
+    w = (
+        rng.normal(size=(t.agents, t.agents))
+        * (t.weights > 0)
+        * rng.integers(0, 2, t.weights.shape)
+    )
+    halves = scipy.sparse.coo_array(w) * 0.5
+    twice = scipy.sparse.hstack([halves, halves])  # each entry comes in two parts
+    twice = scipy.sparse.coo_array(
+        (twice.data, (twice.coords[0], twice.coords[1] % t.agents)), shape=w.shape
+    )
+    for given_ in (w, w.tolist(), scipy.sparse.csc_array(w), scipy.sparse.csr_matrix(w), twice):
+        again = parse(t, weights=given_)
+        np.testing.assert_array_equal(again.weights, w)
+        assert again.edges == t.edges
+        assert again.mixing.nnz == len(t.edges) + t.agents
+        assert again.mixing.has_canonical_format
+        symmetric = bool(np.allclose(w, w.T, rtol=0, atol=tp.TOLERANCE))
+        assert again.symmetric is symmetric
+
+
+@given(digraphs() | graphs())
+@settings(deadline=None, max_examples=50)
+def test_the_diameter_is_the_longest_of_the_shortest_paths(graph: "nx.Graph[int]") -> None:
+    assert tp.from_graph(graph).diameter == nx.diameter(graph)
+
+
+@given(digraphs() | graphs())
 @settings(deadline=None, max_examples=50)
 def test_rounds_partition_the_edges_in_chunks_of_n(graph: "nx.Graph[int]") -> None:
     t = tp.from_graph(graph)
@@ -208,6 +325,49 @@ def test_a_topology_cannot_be_changed_but_can_be_sent() -> None:
         t.name = "other"  # type: ignore[misc]
     copy = pickle.loads(pickle.dumps(t))
     assert (copy.edges, copy.rounds) == (t.edges, t.rounds)
+
+
+def test_the_weights_cannot_be_changed_either_way() -> None:
+    t = tp.ring(4)
+    for array in (t.mixing.data, t.mixing.indices, t.edge_weights, t.self_weights):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    own = scipy.sparse.csr_array(t.weights)
+    kept = tp.ring(4, weights=own)
+    own.data[:] = 7
+    np.testing.assert_array_equal(kept.weights, t.weights)
+
+
+def test_ten_thousand_agents_take_the_memory_of_their_edges() -> None:
+    tracemalloc.start()
+    t = tp.ring(10_000)
+    t.require("symmetric", "anyone")
+    t.require("doubly-stochastic", "anyone")
+    assert len(t.rounds) == 2
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert t.mixing.nnz == 30_000
+    assert len(t.edges) == len(t.edge_weights) == 20_000
+    assert set(t.edge_weights) == set(t.self_weights) == {1 / 3}
+    assert "weights" not in vars(t)
+    assert peak < 100e6  # the dense matrix has 800 MB
+
+
+@pytest.mark.parametrize("spec", ["circulant:1,5", "random-regular:4", "directed-ring", "star"])
+def test_ten_thousand_agents_are_checked_without_a_dense_matrix(spec: str) -> None:
+    t = parse(spec, 10_000)
+    t.require("doubly-stochastic", "anyone")
+    assert t.mixing.nnz == len(t.edges) + 10_000
+    assert sum(map(len, t.rounds)) == len(t.edges)
+    assert "weights" not in vars(t)
+
+
+def test_random_pairs_are_drawn_row_by_row_as_from_one_matrix() -> None:
+    source = int(np.random.SeedSequence([3, 0]).generate_state(1)[0])
+    drawn = np.triu(np.random.default_rng(source).random((60, 60)) < 0.3, k=1)
+    assert [e for e in sorted(tp.erdos_renyi(60, 0.3, seed=3).edges) if e[0] < e[1]] == [
+        tuple(pair) for pair in np.argwhere(drawn).tolist()
+    ]
 
 
 def test_random_graphs_follow_the_seed() -> None:
@@ -349,6 +509,9 @@ def test_no_agents(build, agents: int) -> None:  # type: ignore[no-untyped-def]
         (np.full((4, 4), 0.25), "agent 0 gives it to agent 1, which does not send to it"),
         (np.full((4, 4), np.inf), "inf is not valid"),
         ([[1, 2], [3]], "a 4 x 4 matrix of numbers"),
+        (scipy.sparse.eye_array(3), "(3, 3) is not valid; valid: shape (4, 4) for 4 agents"),
+        (scipy.sparse.csr_array(np.full((4, 4), 0.25)), "agent 0 gives it to agent 1, which"),
+        (scipy.sparse.csc_array(np.diag([1.0, 1.0, np.nan, 1.0])), "agent 2 gives it to agent 2"),
     ],
 )
 def test_bad_weights_are_told_why(weights: tp.Weights, told: str) -> None:
@@ -392,5 +555,7 @@ def test_a_hand_made_topology_is_checked() -> None:
         Topology("mine", nx.DiGraph([(0, 1)]), np.eye(2))
     with pytest.raises(BadValue, match="1 or more"):
         Topology("mine", nx.DiGraph(), np.eye(0))
+    with pytest.raises(BadValue, match="a DiGraph on"):
+        Topology("mine", nx.path_graph(2), np.full((2, 2), 0.5))
     with pytest.raises(BadValue, match="parallel"):
         tp.from_graph(nx.MultiGraph([(0, 1), (0, 1)]))

@@ -6,6 +6,7 @@ Axes: A agents hosted here, D flat parameters.
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -32,7 +33,9 @@ class Algorithm(BaseModel, ABC):
     Field names end in their axes (A, I or O, then D): checkpoints rely on it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -89,7 +92,7 @@ class MomentumSGD(Algorithm):
         if self.weight_decay:
             g_AD = g_AD + self.weight_decay * at_AD
         if self.nesterov:
-            v_AD = self.momentum * v_AD + g_AD
-            return -lr * (g_AD + self.momentum * v_AD), v_AD
-        v_AD = self.momentum * v_AD - lr * g_AD
+            v_AD = torch.add(g_AD, v_AD, alpha=self.momentum)
+            return torch.add(g_AD, v_AD, alpha=self.momentum).mul_(-lr), v_AD
+        v_AD = (self.momentum * v_AD).sub_(g_AD, alpha=lr)
         return v_AD, v_AD

@@ -23,6 +23,9 @@ from parley.algorithms.base import MomentumSGD
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
 
+GRAM_BLOCK = 4096
+"""Entries whose products are added up in the gradients' own precision."""
+
 
 class State(NamedTuple):
     """Models and momentum."""
@@ -55,7 +58,7 @@ class CGA(MomentumSGD):
         """One iteration."""
         x_AD, v_AD = state
         x_I = hood.exchange(x_AD)
-        mixed_AD = x_AD + self.gamma * (hood.average(x_AD, x_I) - x_AD)
+        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
         g_AD = hood.gradient(at_AD, batch)
         r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
@@ -67,11 +70,22 @@ class CGA(MomentumSGD):
         """g* of every hosted agent."""
         sizes = hood.sizes if self.scope == "tensor" else (sum(hood.sizes),)
         members_AM = by_agent(hood.sender_O, len(g_AD))
-        parts = zip(g_AD.split(sizes, 1), r_OD.split(sizes, 1), strict=True)
-        g_AD = torch.cat([project(g, r, members_AM, self.qp_floor) for g, r in parts], 1)
+        if not members_AM.shape[1]:
+            return g_AD
+        present_AM = members_AM >= 0
+        r_AMD = r_OD[members_AM.clamp(min=0)]
+        if not present_AM.all():
+            r_AMD *= present_AM[..., None]
+        result_AD = torch.cat(
+            [
+                project(g_Ad, r_AMd, self.qp_floor)
+                for g_Ad, r_AMd in zip(g_AD.split(sizes, 1), r_AMD.split(sizes, 2), strict=True)
+            ],
+            dim=1,
+        )
         if self.qp_scale == "neighbourhood":
-            g_AD = g_AD / ((members_AM >= 0).sum(1, keepdim=True) + 1)
-        return g_AD
+            result_AD /= present_AM.sum(1, keepdim=True) + 1
+        return result_AD
 
 
 def by_agent(sender_O: Tensor, agents: int) -> Tensor:
@@ -85,18 +99,15 @@ def by_agent(sender_O: Tensor, agents: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1)
 
 
-def project(g_AD: Tensor, r_OD: Tensor, members_AM: Tensor, floor: float) -> Tensor:
+def project(g_AD: Tensor, r_AMD: Tensor, floor: float) -> Tensor:
     """g + Σ_j u_j g_j with the multipliers u of each agent's quadratic program."""
-    if not members_AM.shape[1]:
-        return g_AD
-    # In float64: the Gram matrix squares the gradients' range.
-    present_AM = (members_AM >= 0)[..., None]
-    r_AMD = torch.where(present_AM, r_OD[members_AM.clamp(min=0)], 0).double()
-    gram_AMM = (r_AMD @ r_AMD.mT).cpu().numpy()
-    along_AM = (r_AMD @ g_AD.double()[..., None]).squeeze(-1).cpu().numpy()
-    u_AM = [multipliers(gram, c, floor) for gram, c in zip(gram_AMM, along_AM, strict=True)]
-    u_A1M = torch.as_tensor(np.stack(u_AM), device=g_AD.device)[:, None, :]
-    return g_AD + (u_A1M @ r_AMD).squeeze(1).to(g_AD.dtype)
+    # In float64 beyond a block of entries: the Gram matrix squares the gradients' range.
+    blocks = zip(r_AMD.split(GRAM_BLOCK, 2), g_AD[..., None].split(GRAM_BLOCK, 1), strict=True)
+    products = [((r @ r.mT).double(), (r @ g).double()) for r, g in blocks]
+    gram_AMM, along_AM1 = (sum(parts).cpu().numpy() for parts in zip(*products, strict=True))
+    u_AM = [multipliers(G, c[:, 0], floor) for G, c in zip(gram_AMM, along_AM1, strict=True)]
+    u_A1M = torch.as_tensor(np.stack(u_AM), dtype=g_AD.dtype, device=g_AD.device)[:, None]
+    return torch.baddbmm(g_AD[:, None], u_A1M, r_AMD).squeeze(1)
 
 
 def multipliers(gram: np.ndarray, along: Sequence[float] | np.ndarray, floor: float) -> np.ndarray:

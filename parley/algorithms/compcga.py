@@ -49,7 +49,7 @@ class CompCGA(CGA):
         x_AD, v_AD, e_AD, e_ID = state
         codec = ScaledSign(hood.sizes if self.scope == "tensor" else (sum(hood.sizes),))
         x_I = hood.exchange(x_AD)
-        mixed_AD = x_AD + self.gamma * (hood.average(x_AD, x_I) - x_AD)
+        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
         p_AD = hood.gradient(at_AD, batch) + e_AD
         δ_AD = codec.round_trip(p_AD)

@@ -58,7 +58,7 @@ class NGC(MomentumSGD):
         """Lines 3 to 15."""
         x_AD, v_AD = state
         x_I = hood.exchange(x_AD)  # line 5
-        mixed_AD = x_AD + self.gamma * (hood.average(x_AD, x_I) - x_AD)
+        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
         g_AD = hood.gradient(at_AD, batch)  # line 4
         g_I = hood.cross_gradient(x_I, batch)  # lines 6-7

@@ -1,4 +1,4 @@
-"""Models by name: the paper's networks that run on a CPU in seconds, and two plain ones.
+"""Models by name: the paper's networks, two plain ones, and text classifiers from elsewhere.
 
 >>> model = build("lenet5", input_shape=(1, 28, 28), classes=10)
 >>> sum(p.numel() for p in model.parameters())
@@ -6,27 +6,53 @@
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from parley.errors import BadValue, unknown_name
 from parley.models.cnn5 import cnn5
 from parley.models.evonorm import EvoNorm
 from parley.models.lenet5 import lenet5
+from parley.models.mobilenetv2 import mobilenetv2
 from parley.models.plain import logistic, mlp
+from parley.models.resnet import resnet18, resnet20
+from parley.models.text import bert_mini, distilbert, hugging_face
+from parley.models.vgg11 import vgg11
 
-__all__ = ["MODELS", "EvoNorm", "build", "options", "refuse_batch_statistics"]
+__all__ = [
+    "MODELS",
+    "EvoNorm",
+    "build",
+    "check_inputs",
+    "options",
+    "refuse_batch_statistics",
+    "tokenizer",
+]
 
 # A builder takes the shape of one input and the number of classes; its keyword-only arguments are
-# the model's options.
+# the model's options. One more argument, `source`, is what stands behind a colon: hf:FOLDER.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
     "lenet5": lenet5,
     "cnn5": cnn5,
+    "vgg11": vgg11,
+    "resnet20": resnet20,
+    "resnet18": resnet18,
+    "mobilenetv2": mobilenetv2,
+    "bert-mini": bert_mini,
+    "distilbert": distilbert,
+    "hf": hugging_face,
 }
+
+SMALL = frozenset({"logistic", "mlp"})
+"""Networks of which many are computed in one go."""
+
+TEXT = ("bert-mini", "distilbert", "hf")
+"""Models whose inputs are numbers of tokens; all others take images or plain features."""
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
@@ -36,6 +62,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
     Traceback (most recent call last):
     parley.errors.BadValue: model: 'hiden' is not valid (mlp has no such option); valid: hidden
     """
+    builder, source = _split(name)
     valid = options(name)
     for option in values:
         if option not in valid:
@@ -45,7 +72,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
         raise BadValue("data", input_shape, "inputs whose every axis has at least one entry")
     if classes < 2:
         raise BadValue("data", classes, "at least 2 classes")
-    return MODELS[name](tuple(input_shape), classes, **values)
+    return builder(tuple(input_shape), classes, *source, **values)
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -54,10 +81,52 @@ def options(name: str) -> tuple[str, ...]:
     >>> options("cnn5")
     ('evonorm',)
     """
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    arguments = inspect.signature(MODELS[name]).parameters.values()
+    builder, _ = _split(name)
+    arguments = inspect.signature(builder).parameters.values()
     return tuple(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
+
+
+def tokenizer(name: str, values: Mapping[str, Any]) -> str | None:
+    """The folder or hub id whose tokenizer belongs to the model, or None if any will do.
+
+    >>> tokenizer("hf:models/minilm", {}), tokenizer("bert-mini", {"dropout": 0.0})
+    ('models/minilm', None)
+    """
+    _, source = _split(name)
+    return source[0] if source else values.get("pretrained") or None
+
+
+def check_inputs(name: str, inputs: Tensor) -> None:
+    """Refuses numbers of tokens for a model of images, and the other way round.
+
+    >>> check_inputs("mlp", torch.zeros(2, 128, dtype=torch.int32))
+    Traceback (most recent call last):
+    parley.errors.BadValue: model: 'mlp' is not valid (the inputs are numbers of tokens); valid:
+    bert-mini, distilbert, hf:FOLDER
+    """
+    tokens = inputs.dtype in (torch.int32, torch.int64)
+    kind = name.partition(":")[0]
+    if tokens and kind in MODELS and kind not in TEXT:
+        valid = "bert-mini, distilbert, hf:FOLDER"
+        raise BadValue("model", name, valid, because="the inputs are numbers of tokens")
+    if not tokens and kind in TEXT:
+        valid = ", ".join(other for other in MODELS if other not in TEXT)
+        raise BadValue("model", name, valid, because="the inputs are not texts")
+
+
+def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
+    """A model's builder, and what stands behind the colon, if anything may."""
+    kind, colon, source = name.partition(":")
+    builder = MODELS.get(kind)
+    if builder is None:
+        raise unknown_name("model", name, MODELS)
+    if "source" not in inspect.signature(builder).parameters:
+        if colon:
+            raise BadValue("model", name, kind, because="only hf takes a colon")
+        return builder, ()
+    if not source:
+        raise BadValue("model", name, "hf:FOLDER or hf:OWNER/NAME, a hub id")
+    return builder, (source,)
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:

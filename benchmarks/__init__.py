@@ -1,0 +1,1 @@
+"""Side-by-side measurements. `python -m benchmarks.steps --help` is where to start."""

@@ -1,0 +1,352 @@
+"""Gradients of convolutional networks by compiled kernels, without autograd.
+
+Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samples of a batch.
+
+For models that are a sequence of stages (convolution, then ReLU or EvoNorm, then 2 x 2 max-pool;
+the last two optional) followed by dense layers, with cross-entropy. One call computes all pairs:
+forward and backward over one preallocated workspace, each parameter's gradient written where it
+belongs in `g_PD`. `kernels/kernels.c` says how; here the model is described to it.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parley import kernels
+from parley.data import Batch
+from parley.engine import Engine, Pairs
+from parley.errors import BadValue
+from parley.kernels import Dense, Net, Stage
+from parley.models import EvoNorm
+from parley.task import Task, cross_entropy
+
+CHUNK = 32
+"""Samples that pass through a network together: few enough for the second cache."""
+
+
+LARGE = 16_384
+"""Parameters from which on the call for a pair costs little beside its gradient."""
+
+
+class _Unsupported(Exception):
+    """What about a model the kernels cannot do."""
+
+
+def supports(task: Task) -> str:
+    """Why the kernels cannot compute this task's gradients; empty if they can.
+
+    Whether there are kernels on this machine is another question: `kernels.available()`.
+
+    >>> supports(Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))))
+    ''
+    >>> supports(Task(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2))))
+    'layer 1 (Tanh) is not one that the kernels know'
+    """
+    try:
+        _describe(task)
+    except _Unsupported as error:
+        return str(error)
+    return ""
+
+
+class FusedEngine(Engine):
+    """Compiled forward and backward passes, one pair after the other."""
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        super().__init__(task, seed)
+        if why := supports(task) or kernels.reason():
+            raise BadValue("engine", "fused", "loop, vmap", because=why)
+        self._layers = _describe(task)
+        self._library = kernels.library()
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._inputs: _Converted | None = None
+
+    supports = staticmethod(supports)
+
+    def _gradients(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        plan = self._plan(batch.inputs.shape[2:])
+        # The kernels trust what they are given: nothing may point outside its memory.
+        if x_PD.shape != (len(rows), self.task.size) or batch.inputs.dtype != torch.float32:
+            raise ValueError(f"models {tuple(x_PD.shape)} for {len(rows)} rows of float32 inputs")
+        if rows and not (min(rows) >= 0 and max(rows) < len(batch.inputs)):
+            raise IndexError(f"rows {min(rows)} to {max(rows)} of {len(batch.inputs)}")
+        if max(batch.sizes) > batch.inputs.shape[1]:
+            raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
+        x_PD = x_PD.detach().float()
+        if x_PD.stride(1) != 1:
+            x_PD = x_PD.contiguous()
+        targets = batch.targets.long().contiguous()
+        classes = plan.net.dense[plan.net.denses - 1].outputs
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+            raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
+        loss_P = torch.empty(len(rows))
+        g_PD = torch.empty(x_PD.shape)
+        converted = self._converted(plan, batch, rows)
+        start, stride = targets.data_ptr(), 8 * targets.stride(0)
+        pointers, sizes = ctypes.c_void_p * len(rows), ctypes.c_int64 * len(rows)
+        self._library.parley_gradients(
+            plan.net,
+            len(rows),
+            x_PD.data_ptr(),
+            x_PD.stride(0),
+            pointers(*(converted[row] for row in rows)),
+            pointers(*(start + row * stride for row in rows)),
+            sizes(*(batch.sizes[row] for row in rows)),
+            loss_P.data_ptr(),
+            g_PD.data_ptr(),
+            g_PD.stride(0),
+            plan.workspace.data_ptr(),
+        )
+        return loss_P, g_PD
+
+    def accumulate(
+        self,
+        x_AD: Tensor,
+        batch: Batch,
+        pairs: Pairs,
+        shares: Sequence[tuple[Sequence[int], Sequence[float]]],
+        sum_AD: Tensor,
+    ) -> None:
+        """As `Engine.accumulate`; of large models one pair at a time, to be added while in the
+        cache."""
+        if self.task.size < LARGE:
+            super().accumulate(x_AD, batch, pairs, shares, sum_AD)
+            return
+        for p, (model, row, owner) in enumerate(zip(*pairs, strict=True)):
+            g_D = self.gradients(x_AD[model : model + 1], batch, [row], [owner])[1][0]
+            for targets, weights in shares:
+                sum_AD[targets[p]].add_(g_D, alpha=weights[p])
+
+    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
+        """What the model with parameters `x_D` answers to inputs [n, ...]: logits [n, classes]."""
+        plan = self._plan(inputs.shape[1:])
+        if x_D.shape != (self.task.size,):
+            raise ValueError(f"a model of shape {tuple(x_D.shape)}, not ({self.task.size},)")
+        x_D, inputs = (t.detach().float().contiguous() for t in (x_D, inputs))
+        logits = torch.empty(len(inputs), plan.net.dense[plan.net.denses - 1].outputs)
+        self._library.parley_predict(
+            plan.net,
+            x_D.data_ptr(),
+            inputs.data_ptr(),
+            len(inputs),
+            logits.data_ptr(),
+            plan.workspace.data_ptr(),
+        )
+        return logits
+
+    def _plan(self, shape: Sequence[int]) -> "_Plan":
+        """The network for inputs of this shape, with its workspace."""
+        key = tuple(shape)
+        if key not in self._plans:
+            try:
+                net = _network(self.task, self._layers, key)
+            except _Unsupported as error:
+                raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
+            self._plans[key] = _Plan(net, _zeros(self._library.parley_workspace(net) // 4))
+        return self._plans[key]
+
+    def _converted(self, plan: "_Plan", batch: Batch, rows: Sequence[int]) -> dict[int, int]:
+        """Where the inputs of these rows are in the kernels' layout.
+
+        Kept until the next batch: an agent's batch serves its own gradient and those of its
+        neighbours' models.
+        """
+        kept = self._inputs
+        version = batch.inputs._version
+        if (
+            kept is None
+            or kept.inputs is not batch.inputs
+            or kept.version != version
+            or kept.sizes != batch.sizes
+        ):
+            # Halos stay zero from one batch to the next, so the memory can be used again.
+            size = self._library.parley_converted(plan.net, batch.inputs.shape[1])
+            if kept is not None and kept.inputs.shape == batch.inputs.shape:
+                memory = kept.memory
+            else:
+                memory = _zeros(len(batch.inputs) * size)
+            kept = _Converted(batch.inputs, version, batch.sizes, size, memory, {})
+            self._inputs = kept
+        for row in rows:
+            if row not in kept.at:
+                at = kept.memory.data_ptr() + 4 * row * kept.size
+                inputs = batch.inputs[row].contiguous()
+                self._library.parley_convert(plan.net, inputs.data_ptr(), batch.sizes[row], at)
+                kept.at[row] = at
+        return kept.at
+
+
+class _Plan(NamedTuple):
+    net: Net
+    workspace: Tensor
+
+
+class _Converted(NamedTuple):
+    """The inputs of one batch in the kernels' layout."""
+
+    inputs: Tensor
+    version: int
+    sizes: tuple[int, ...]
+    size: int  # floats of a row
+    memory: Tensor
+    at: dict[int, int]
+
+
+def _zeros(floats: int) -> Tensor:
+    """Zeroed memory that begins on a cache line."""
+    memory = torch.zeros(floats + 16)
+    return memory[-(memory.data_ptr() // 4) % 16 :]
+
+
+def _describe(task: Task) -> list[Stage | Dense]:
+    """The model's stages and dense layers; sizes that depend on the inputs are still missing."""
+    if task.loss is not cross_entropy:
+        raise _Unsupported("the loss is not cross-entropy")
+    if task.dtype != torch.float32 or task.start().device.type != "cpu":
+        raise _Unsupported("the kernels compute in float32 on a CPU")
+    sizes = dict(zip(task.names, task.sizes, strict=True))
+    offsets: dict[int, int] = {}
+    for name, parameter in task.model.named_parameters():
+        if name not in sizes:
+            raise _Unsupported(f"the parameter {name!r} is frozen")
+        offsets[id(parameter)] = sum(sizes[n] for n in task.names[: task.names.index(name)])
+
+    def offset(parameter: Tensor | None) -> int:
+        return -1 if parameter is None else offsets[id(parameter)]
+
+    layers: list[Stage | Dense] = []
+    used: set[int] = set()
+    flat = False
+    for name, layer in _leaves(task.model):
+        here = f"layer {name} ({type(layer).__name__})"
+        last = layers[-1] if layers else None
+        if used & {id(p) for p in layer.parameters()}:
+            raise _Unsupported(f"{here} shares its parameters with another")
+        used |= {id(p) for p in layer.parameters()}
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            raise _Unsupported(f"{here} has hooks")
+        if type(layer) is nn.Conv2d:
+            if flat:
+                raise _Unsupported(f"{here} comes after a flat layer")
+            layers.append(_convolution(layer, here, offset))
+        elif type(layer) is nn.ReLU:
+            if isinstance(last, Dense):
+                last.relu = 1
+            elif last is not None and last.activation in (kernels.NONE, kernels.RELU):
+                last.activation = kernels.RELU  # before or after the pool: the same
+            else:
+                raise _Unsupported(f"{here} does not follow a convolution or a linear layer")
+        elif type(layer) is EvoNorm:
+            if not isinstance(last, Stage) or flat or last.activation or last.pool:
+                raise _Unsupported(f"{here} does not follow a convolution")
+            last.activation = kernels.HARD_SWISH if layer.v is None else kernels.S0
+            last.groups, last.eps = layer.groups, layer.eps
+            last.gamma, last.beta, last.v = map(offset, (layer.gamma, layer.beta, layer.v))
+        elif type(layer) is nn.MaxPool2d:
+            if not isinstance(last, Stage) or flat or last.pool:
+                raise _Unsupported(f"{here} does not follow a convolution or its activation")
+            if not _halves(layer):
+                raise _Unsupported(f"{here} is not a plain 2 x 2 pool")
+            last.pool = 1
+        elif type(layer) is nn.Flatten:
+            if (layer.start_dim, layer.end_dim) != (1, -1):
+                raise _Unsupported(f"{here} does not flatten all of a sample")
+            flat = True
+        elif type(layer) is nn.Linear:
+            if isinstance(last, Stage) and not flat:
+                raise _Unsupported(f"{here} comes before the maps are flattened")
+            flat = True
+            layers.append(
+                Dense(
+                    inputs=layer.in_features,
+                    outputs=layer.out_features,
+                    weight=offset(layer.weight),
+                    bias=offset(layer.bias),
+                )
+            )
+        elif type(layer) is not nn.Identity:
+            raise _Unsupported(f"{here} is not one that the kernels know")
+    if not layers or isinstance(layers[-1], Stage):
+        raise _Unsupported("the last layer is not a linear one")
+    if len(layers) > kernels.MOST:
+        raise _Unsupported(f"the model has more than {kernels.MOST} layers with weights")
+    return layers
+
+
+def _leaves(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The layers of nested sequences, in the order in which they are applied."""
+    if type(model) is not nn.Sequential:
+        yield path or "(the model)", model
+        return
+    for name, layer in model._modules.items():  # named_children leaves repeated layers out
+        assert layer is not None
+        yield from _leaves(layer, f"{path}.{name}" if path else name)
+
+
+def _convolution(layer: nn.Conv2d, here: str, offset: Callable[[Tensor | None], int]) -> Stage:
+    if (layer.stride, layer.dilation, layer.groups) != ((1, 1), (1, 1), 1):
+        raise _Unsupported(f"{here} has a stride, dilation or groups")
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        raise _Unsupported(f"{here} does not pad with a given number of zeros")
+    kernel_h, kernel_w = layer.kernel_size
+    pad_h, pad_w = layer.padding
+    if pad_h >= kernel_h or pad_w >= kernel_w:
+        raise _Unsupported(f"{here} pads by more than its kernel reaches")
+    return Stage(
+        inputs=layer.in_channels,
+        outputs=layer.out_channels,
+        kernel_h=kernel_h,
+        kernel_w=kernel_w,
+        pad_h=pad_h,
+        pad_w=pad_w,
+        groups=1,
+        weight=offset(layer.weight),
+        bias=offset(layer.bias),
+    )
+
+
+def _halves(layer: nn.MaxPool2d) -> bool:
+    def is_all(value: int | tuple[int, ...], wanted: int) -> bool:
+        return value == wanted or value == (wanted, wanted)
+
+    return (
+        is_all(layer.kernel_size, 2)
+        and is_all(layer.stride, 2)
+        and is_all(layer.padding, 0)
+        and is_all(layer.dilation, 1)
+        and not layer.ceil_mode
+        and not layer.return_indices
+    )
+
+
+def _network(task: Task, layers: Sequence[Stage | Dense], shape: tuple[int, ...]) -> Net:
+    """The model for inputs of this shape, each layer's size filled in."""
+    net = Net(parameters=task.size, inputs=prod(shape), chunk=CHUNK // kernels.lanes())
+    flowing = shape
+    for layer in layers:
+        if isinstance(layer, Stage):
+            if len(flowing) != 3 or flowing[0] != layer.inputs:
+                raise _Unsupported(f"inputs {shape} do not fit the model's convolutions")
+            _, layer.height, layer.width = flowing
+            rows = layer.height + 2 * layer.pad_h - layer.kernel_h + 1
+            columns = layer.width + 2 * layer.pad_w - layer.kernel_w + 1
+            if layer.pool:
+                rows, columns = rows // 2, columns // 2
+            if rows < 1 or columns < 1:
+                raise _Unsupported(f"inputs {shape} are too small for the model")
+            net.stage[net.stages] = layer
+            net.stages += 1
+            flowing = (layer.outputs, rows, columns)
+        else:
+            if prod(flowing) != layer.inputs:
+                raise _Unsupported(f"inputs {shape} do not fit the model's linear layers")
+            net.dense[net.denses] = layer
+            net.denses += 1
+            flowing = (layer.outputs,)
+    return net

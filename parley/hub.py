@@ -1,0 +1,61 @@
+"""The Hugging Face hub: no waiting when it cannot be reached, and its optional libraries."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from parley.errors import BadValue
+
+
+def is_id(name: str) -> bool:
+    """Whether a text has the form of a hub id.
+
+    >>> is_id("uoft-cs/cifar10"), is_id("a/b/c"), is_id("cifar10")
+    (True, False, False)
+    """
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def text_library(name: str, field: str, value: str) -> ModuleType:
+    """`transformers` or `tokenizers`; `field: value` is what needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        # Its own missing dependencies are not solved by the extra alone: name them.
+        missing = error.name or name
+        because = f"it needs {name}, and {missing} is not installed"
+        raise BadValue(field, value, "pip install 'parley[text]'", because) from error
+
+
+@contextmanager
+def offline_unless_reachable(wanted: bool = True) -> Iterator[bool]:
+    """Keeps the hub's clients from retrying for half a minute when there is no network.
+
+    One request with a short limit finds out; without an answer, only what was downloaded before is
+    used. It goes through the client's own session, so that proxies and mirrors count.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+
+    # `datasets` copies the setting when it is imported.
+    settings: list[Any] = [constants]
+    if "datasets" in sys.modules:
+        settings.append(importlib.import_module("datasets.config"))
+    before = [module.HF_HUB_OFFLINE for module in settings]
+    reachable = not any(before)
+    if wanted and reachable:
+        try:
+            get_session().head(constants.ENDPOINT, timeout=5)
+        except Exception:  # which type depends on the client's version (requests or httpx)
+            reachable = False
+            for module in settings:
+                module.HF_HUB_OFFLINE = True
+    try:
+        yield reachable
+    finally:
+        for module, value in zip(settings, before, strict=True):
+            module.HF_HUB_OFFLINE = value

@@ -1,0 +1,193 @@
+"""Compiled kernels: built from `kernels.c` on first use, kept in the cache, optional.
+
+Whoever has a C compiler gets them; for everyone else `available()` is False, `reason()` says why,
+and pure torch does the work.
+
+The environment: `CC` names the compiler, `PARLEY_KERNELS=off` does without, `PARLEY_CACHE` is where
+the library is kept.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from parley.data import cache_folder
+
+SOURCE = Path(__file__).with_name("kernels.c")
+# No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
+# takes a quarter of the time to compile.
+FLAGS = (
+    *("-std=gnu11", "-O2", "-march=native", "-fPIC", "-shared"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-tree-vectorize"),
+)
+MOST = 32
+"""Stages, and dense layers, that a network may have."""
+
+
+class Stage(Structure):
+    """Convolution, activation and pool, as in kernels.c; offsets are into the flat parameters."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("inputs", "height", "width", "outputs")),
+        *((name, c_int64) for name in ("kernel_h", "kernel_w", "pad_h", "pad_w")),
+        *((name, c_int64) for name in ("activation", "groups", "pool")),
+        *((name, c_int64) for name in ("weight", "bias", "gamma", "beta", "v")),
+        ("eps", c_float),
+    )
+
+
+class Dense(Structure):
+    """A linear layer, with ReLU or without."""
+
+    _fields_ = tuple((name, c_int64) for name in ("inputs", "outputs", "relu", "weight", "bias"))
+
+
+class Net(Structure):
+    """A network: stages, then dense layers."""
+
+    _fields_ = (
+        *((n, c_int64) for n in ("stages", "denses", "parameters", "inputs", "chunk")),
+        ("stage", Stage * MOST),
+        ("dense", Dense * MOST),
+    )
+
+
+NONE, RELU, HARD_SWISH, S0 = range(4)
+"""Activations."""
+
+
+class _Unavailable(Exception):
+    """Why there are no kernels."""
+
+
+def available() -> bool:
+    """Whether the kernels can be used; builds them if that was not done before."""
+    return not reason()
+
+
+def reason() -> str:
+    """Why the kernels cannot be used; empty if they can."""
+    return _load()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The loaded kernels."""
+    loaded, why = _load()
+    if loaded is None:
+        raise RuntimeError(why)
+    return loaded
+
+
+def lanes() -> int:
+    """Samples in one vector register."""
+    return int(library().parley_lanes())
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        return _build(), ""
+    except (_Unavailable, OSError, subprocess.SubprocessError) as error:
+        return None, f"no compiled kernels: {error}"
+
+
+def _build() -> ctypes.CDLL:
+    if os.environ.get("PARLEY_KERNELS", "").lower() in ("off", "0", "no"):
+        raise _Unavailable("PARLEY_KERNELS is off")
+    compiler = _compiler()
+    version = _run([*compiler, "--version"])
+    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, processor())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    folder = cache_folder()
+    for path in folder.glob(f"kernels-{key}-*.so"):
+        # The name ends in a hash of the contents: loading a file that was cut short may crash.
+        if path.stem.endswith(_digest(path)):
+            return _open(path)
+        path.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Several processes may build at once: each makes its own file, then gives it its name.
+    with tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as own:
+        made = Path(own) / "kernels.so"
+        _run([*compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"])
+        path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
+    return _open(path)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:20]
+
+
+def _compiler() -> list[str]:
+    if own := os.environ.get("CC"):
+        return shlex.split(own)
+    for name in ("cc", "gcc", "clang"):
+        if found := shutil.which(name):
+            return [found]
+    raise _Unavailable("no C compiler (cc, gcc or clang) is on the PATH")
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except FileNotFoundError:
+        raise _Unavailable(f"the compiler {command[0]!r} was not found") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        raise _Unavailable(f"{command[0]} failed with status {done.returncode}: {lines[0]}")
+    return done.stdout
+
+
+def processor() -> str:
+    """What -march=native depends on: a cache may be on a disk that several machines share."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    wanted = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    signatures = {
+        "parley_lanes": (c_int64,),
+        "parley_workspace": (c_int64, POINTER(Net)),
+        "parley_converted": (c_int64, POINTER(Net), c_int64),
+        "parley_convert": (None, POINTER(Net), c_void_p, c_int64, c_void_p),
+        "parley_gradients": (
+            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(c_void_p, c_void_p, c_int64, c_void_p),
+        ),
+        "parley_predict": (None, POINTER(Net), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+        "parley_encode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
+        "parley_decode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
+    }
+    for name, (result, *arguments) in signatures.items():
+        try:
+            function = getattr(loaded, name)
+        except AttributeError:
+            raise _Unavailable(f"{path} lacks {name}") from None
+        function.restype, function.argtypes = result, arguments
+    _check(loaded)
+    return loaded
+
+
+def _check(loaded: ctypes.CDLL) -> None:
+    """One linear layer whose answer is known: y = 2x + 1 for x = 3."""
+    net = Net(stages=0, denses=1, parameters=2, inputs=1, chunk=1)
+    net.dense[0] = Dense(inputs=1, outputs=1, relu=0, weight=0, bias=1)
+    size = loaded.parley_workspace(net)
+    memory = ctypes.create_string_buffer(size + 64)
+    at = -(-ctypes.addressof(memory) // 64) * 64
+    parameters, inputs, logits = (c_float * 2)(2, 1), (c_float * 1)(3), (c_float * 1)()
+    loaded.parley_predict(net, parameters, inputs, 1, logits, at)
+    if logits[0] != 7:
+        raise _Unavailable(f"the kernels answer {logits[0]}, not 7, to a known case")

@@ -1,0 +1,214 @@
+"""Running presets: resumable, skipping what is done; and packing what came out.
+
+OUT/<table>/<cell>/<variant>/seed-<s>/ holds one run. A reduced run is another experiment and has a
+folder of its own, for example ``as-run-20-epochs``.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import parley
+from parley import compare, data, models
+from parley.compare import Job
+from parley.errors import BadValue, ParleyError, unknown_name
+from parley.experiment import HOW, Experiment
+from parley.files import write_atomically
+from parley.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
+from parley.progress import console
+from parley.reproduce.presets import Preset
+
+FAILURE = "failure.txt"
+"""Why a run could not go on (it has diverged): a result, too."""
+PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, FAILURE)
+"""The files of a run that are worth keeping: all but the checkpoints."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is wanted of every preset."""
+
+    variant: str = "as-run"
+    epochs: int | None = None
+    """Fewer than the paper's, for a reduced run."""
+    fraction: float | None = None
+    """Share of the training data, for a reduced run."""
+    seeds: int = 1
+    data_root: str | None = None
+
+
+def jobs(chosen: Sequence[Preset], order: Order, out: Path) -> list[Job]:
+    """All runs of these presets, seed by seed: a first seed of everything comes first.
+
+    >>> from parley.reproduce.presets import select
+    >>> some = jobs(select("fashion_mnist", 10), Order(seeds=3, epochs=20), Path("results"))
+    >>> len(some), some[0].label
+    (18, 'fashion_mnist/lenet5/ring/10/dpsgd (20 of 100 epochs)')
+    >>> some[0].out.as_posix()
+    'results/datasets/fashion_mnist-lenet5-ring-10-dpsgd/as-run-20-epochs/seed-0'
+    """
+    made = []
+    for seed in range(order.seeds):
+        for preset in chosen:
+            reduction = preset.reduced(order.epochs, order.fraction)
+            experiment = preset.experiment(
+                order.variant, reduction, seed=seed, data_root=order.data_root
+            )
+            marks = [order.variant] if order.variant != "as-run" else []
+            marks += [reduction.words(preset.epochs)] if reduction else []
+            label = preset.name + (f" ({', '.join(marks)})" if marks else "")
+            folder = out / preset.folder / f"{order.variant}{reduction.suffix}"
+            made.append(Job(label, experiment, folder / f"seed-{seed}"))
+    return made
+
+
+def state(job: Job) -> str:
+    """``done``, ``failed``, ``begun`` or ``new``; refuses a folder that holds something else."""
+    folder = RunFolder(job.out)
+    if not (job.out / EXPERIMENT).exists():
+        return "new"
+    found = read_experiment(job.out)
+    differing = job.experiment.same_as(found)
+    if differing:
+        raise ParleyError(
+            f"out: {str(job.out)!r} holds another experiment than {job.label} "
+            f"(it differs in {', '.join(differing)}); choose another --out"
+        )
+    if folder.summary() is not None:
+        return "done"
+    if (job.out / FAILURE).exists():
+        return "failed"
+    version = version_of(job.out)
+    if version not in (None, parley.__version__):
+        raise ParleyError(
+            f"out: {str(job.out)!r} was begun by parley {version}, this is {parley.__version__}; "
+            "finish it with that version, choose another --out, or remove it"
+        )
+    return "begun"
+
+
+def read_experiment(folder: Path) -> Experiment:
+    """The experiment of a run folder, or the error that says what is wrong with it."""
+    path = folder / EXPERIMENT
+    try:
+        return Experiment.from_toml(path.read_text(encoding="utf-8"), str(path))
+    except (ParleyError, OSError, UnicodeDecodeError) as error:
+        version = version_of(folder)
+        by = f" (written by parley {version}, this is {parley.__version__})" if version else ""
+        raise ParleyError(
+            f"out: {str(path)!r} is not an experiment of this version{by}: {error}"
+        ) from None
+
+
+def version_of(folder: Path) -> str | None:
+    """The version of Parley that began a run, if it can be told."""
+    try:
+        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["parley"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run(todo: Sequence[Job], parallel: int, out: Path) -> dict[str, list[Job]]:
+    """Runs what is not done yet; a run that diverges is noted and the others go on.
+
+    Returns all jobs by what became of them.
+    """
+    states = {job.out: state(job) for job in todo}
+    left = [job for job in todo if states[job.out] in ("new", "begun")]
+    _check(left)
+    while left:
+        try:
+            compare.compare(left, parallel, out, resume=True)
+            break
+        except BadValue:
+            raise
+        except ParleyError as error:
+            # The others were stopped at their last checkpoint, and go on from there.
+            job = _failed(left, str(error))
+            if job is None or not job.out.is_dir():
+                raise
+            write_atomically(job.out / FAILURE, f"{error}\n")
+            console.print(f"failed: {error}", highlight=False, soft_wrap=True)
+            left = [other for other in left if other is not job and not _is_done(other)]
+    became: dict[str, list[Job]] = {"done": [], "failed": [], "begun": [], "new": []}
+    for job in todo:
+        became[state(job)].append(job)
+    return became
+
+
+def _is_done(job: Job) -> bool:
+    return RunFolder(job.out).summary() is not None
+
+
+def _failed(left: Sequence[Job], message: str) -> Job | None:
+    """The job whose label and seed the message begins with."""
+    for job in left:
+        if message.startswith(f"{job.label}, seed {job.experiment.seed}: "):
+            return job
+    return None
+
+
+def _check(left: Sequence[Job]) -> None:
+    """Everything is there: networks and datasets, each looked for once."""
+    for model in {job.experiment.model for job in left}:
+        if model not in models.MODELS:
+            raise unknown_name("model", model, models.MODELS)
+    for name, root in {(j.experiment.data, j.experiment.data_root) for j in left}:
+        data.load(name, root)
+
+
+def run_folders(out: Path) -> list[Path]:
+    """Every run below a folder."""
+    return sorted(path.parent for path in out.rglob(EXPERIMENT))
+
+
+def pack(out: Path, to: Path) -> list[Path]:
+    """Copies what is worth keeping of every finished run; returns the new folders.
+
+    Where a run was carried out (paths, workers, device) is left away. What is in `to` already
+    stays: if it is the same, it is passed over, if not, nothing at all is copied.
+    """
+    if not out.is_dir():
+        raise BadValue("out", str(out), "a folder with runs", "there is none")
+    if to.resolve().is_relative_to(out.resolve()):
+        raise BadValue("to", str(to), "a folder outside of --out")
+    copies: dict[Path, dict[str, str]] = {}
+    for folder in run_folders(out):
+        if RunFolder(folder).summary() is None and not (folder / FAILURE).exists():
+            continue
+        files = _packed(folder)
+        target = to / folder.relative_to(out)
+        for name, text in files.items():
+            there = target / name
+            if there.exists() and there.read_text(encoding="utf-8") != text:
+                raise ParleyError(
+                    f"to: {str(there)!r} is of another run; move it away, or choose another --to"
+                )
+        if not (target / EXPERIMENT).exists():
+            copies[target] = files
+    for target, files in copies.items():
+        target.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomically(target / name, text)
+    return list(copies)
+
+
+def _packed(folder: Path) -> dict[str, str]:
+    files = {
+        name: (folder / name).read_text(encoding="utf-8")
+        for name in PACKED
+        if (folder / name).exists()
+    }
+    files[EXPERIMENT] = _without_how(read_experiment(folder))
+    if SUMMARY in files:
+        summary: dict[str, Any] = json.loads(files[SUMMARY])
+        summary["out"] = None
+        files[SUMMARY] = json.dumps(summary, indent=2) + "\n"
+    return files
+
+
+def _without_how(experiment: Experiment) -> str:
+    plain = {name: Experiment.model_fields[name].default for name in HOW}
+    return experiment.model_copy(update=plain).to_toml()

@@ -1,0 +1,211 @@
+"""What a preset costs: sample gradients, and time on this machine from a short calibration.
+
+>>> from parley.reproduce.presets import presets
+>>> gradients(presets()["fashion_mnist/lenet5/ring/10/ngc"])  # 100 epochs, own and two neighbours'
+18000000
+"""
+
+import json
+import os
+import platform
+import time
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+import parley
+from parley import data, models
+from parley.data import Samples, Transform
+from parley.experiment import Experiment
+from parley.files import write_atomically
+from parley.placement import spread
+from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction
+from parley.run import Problem, Run, StepDone
+from parley.topology import Topology, parse, ring
+from parley.transport import Local
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "fashion_mnist": (1, 28, 28),
+    "imagenette": (3, 32, 32),
+    "imagenette-224": (3, 224, 224),
+    "ag_news": (128,),
+}
+CLASSES = {"cifar100": 100, "ag_news": 4}
+"""10 for the others."""
+TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
+"""Test samples; 10,000 for the others."""
+VOCABULARY = 30_000
+"""Token numbers that every text model knows."""
+FORWARD = 1 / 3
+"""An evaluation in units of a gradient: backwards costs about twice as much as forwards."""
+BUDGET = 1.0
+"""Seconds for which a model is tried."""
+
+
+def graph_of(preset: Preset, variant: str = "as-run") -> Topology:
+    """The graph that its agents talk on."""
+    return parse(preset.graph(variant), preset.agents)
+
+
+def degree(preset: Preset, variant: str = "as-run") -> float:
+    """Neighbours of an agent, on average.
+
+    >>> from parley.reproduce.presets import presets
+    >>> degree(presets()["imagenette-224/resnet18/chain/5/ngc"])
+    1.6
+    """
+    graph = graph_of(preset, variant)
+    return len(graph.edges) / graph.agents
+
+
+def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WHOLE) -> int:
+    """Samples times gradients of all agents together, training only."""
+    each = 1 if preset.method == "dpsgd" else 1 + degree(preset, variant)
+    epochs = reduction.epochs or preset.epochs
+    return round(epochs * SAMPLES[preset.data] * (reduction.fraction or 1) * each)
+
+
+def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
+    """Test samples seen by a model, over all records: own, after gossip, and the averaged one."""
+    epochs = reduction.epochs or preset.epochs
+    every = max(1, min(5, epochs // 10))
+    records = -(-epochs // every)
+    return records * (2 * preset.agents + 1) * TESTED.get(preset.data, 10_000)
+
+
+def hours(
+    preset: Preset, speed: float, variant: str = "as-run", reduction: Reduction = WHOLE
+) -> float:
+    """Expected hours of one seed on one core, evaluations included."""
+    work = gradients(preset, variant, reduction) + FORWARD * evaluations(preset, reduction)
+    return work / speed / 3600
+
+
+def input_shape(name: str) -> tuple[int, ...]:
+    """Of one sample of a dataset."""
+    return SHAPES[name]
+
+
+def classes(name: str) -> int:
+    """Of a dataset."""
+    return CLASSES.get(name, 10)
+
+
+class Calibration:
+    """Sample gradients a second of each network on this machine, found once and kept.
+
+    It depends on the network and its inputs; between the methods it differs by what they compute
+    beside gradients, which is little except for CGA on the smallest networks.
+    """
+
+    def __init__(self) -> None:
+        self.path = data.cache_folder() / "gradients-per-second.json"
+        machine = f"{platform.machine()}, {os.cpu_count()} cores"
+        self._here = f"{machine}, torch {torch.__version__}, parley {parley.__version__}"
+        self._speeds: dict[str, float] = {}
+        with suppress(OSError, ValueError):
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            self._speeds = kept["speeds"] if kept["here"] == self._here else {}
+
+    def known(self, preset: Preset) -> float | None:
+        """What was found before."""
+        return self._speeds.get(self._key(preset))
+
+    def speed(self, preset: Preset) -> float | None:
+        """Gradients a second on one core; None if this version does not have the network."""
+        key = self._key(preset)
+        if key not in self._speeds:
+            if preset.model not in models.MODELS:
+                return None
+            self._speeds[key] = measured_speed(preset)
+            with suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                text = json.dumps({"here": self._here, "speeds": self._speeds}, indent=2)
+                write_atomically(self.path, text + "\n")
+        return self._speeds[key]
+
+    def _key(self, preset: Preset) -> str:
+        return f"{preset.model} {input_shape(preset.data)}"
+
+
+def measured_speed(preset: Preset) -> float:
+    """Sample gradients a second in a few steps of NGC among three agents, on random samples.
+
+    Of a large network one gradient tells enough.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        speed = _of_one_gradient(_trial(preset, batch=8))
+        if 9 * preset.batch / speed < BUDGET:
+            speed = _of_steps(_trial(preset, preset.batch))
+        return round(speed, 1)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _of_one_gradient(run: Run) -> float:
+    batch, x_AD = run.batches.at(0), run.state.x_AD
+    run.engine.gradients(x_AD[:1], batch, [0], [0])  # the first one sets everything up
+    began = time.process_time()
+    run.engine.gradients(x_AD[:1], batch, [0], [0])
+    return batch.sizes[0] / max(time.process_time() - began, 1e-9)
+
+
+def _trial(preset: Preset, batch: int) -> Run:
+    experiment = preset.experiment(
+        agents=3, topology="ring", batch=batch, lr=1e-6, epochs=1000, evaluate_every=1000
+    )
+    return Run(experiment, random_problem(experiment, 3 * batch), Local(spread(ring(3), 1)))
+
+
+def random_problem(experiment: Experiment, samples: int) -> Problem:
+    """Random samples of the right shape for an experiment's network, on its graph."""
+    shape, n = input_shape(experiment.data), classes(experiment.data)
+    generator = torch.Generator().manual_seed(0)
+
+    def some(number: int) -> Samples:
+        high, kind = (VOCABULARY, torch.int64) if len(shape) == 1 else (256, torch.uint8)
+        inputs = torch.randint(high, (number, *shape), generator=generator, dtype=kind)
+        return Samples(inputs, torch.randint(n, (number,), generator=generator))
+
+    return Problem(
+        topology=parse(experiment.topology, experiment.agents),
+        model=partial(models.build, experiment.model, shape, n, **experiment.model_options),
+        samples=[some(samples) for _ in range(experiment.agents)],
+        test=some(2),
+        transform=Transform(),
+        class_names=tuple(map(str, range(n))),
+    )
+
+
+def _of_steps(run: Run) -> float:
+    """The first step does not count.
+
+    Seconds of the processor, since other programs may be running: what a core of its own gives.
+    """
+    samples, began, done = 0, 0.0, 0
+    for event in run.events():
+        if isinstance(event, StepDone):
+            done += 1
+            if done == 1:
+                samples, began = run.engine.samples, time.process_time()
+            elif time.process_time() - began > BUDGET:
+                break
+    return (run.engine.samples - samples) / max(time.process_time() - began, 1e-9)
+
+
+def duration(time_hours: float) -> str:
+    """Hours as people say them.
+
+    >>> duration(0.01), duration(0.4), duration(2.6), duration(200)
+    ('36 s', '24 min', '2.6 h', '8.3 days')
+    """
+    if time_hours < 1 / 60:
+        return f"{time_hours * 3600:.0f} s"
+    if time_hours < 1:
+        return f"{time_hours * 60:.0f} min"
+    return f"{time_hours:.1f} h" if time_hours < 48 else f"{time_hours / 24:.1f} days"

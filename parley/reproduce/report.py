@@ -1,0 +1,422 @@
+"""Ours beside the paper's, cell by cell, from the run folders alone."""
+
+import itertools
+import json
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Canvas
+from rich import box
+from rich.table import Table
+
+import parley
+from parley import draw
+from parley.errors import BadValue, ParleyError
+from parley.experiment import VARIANTS
+from parley.files import write_atomically
+from parley.folder import EXPERIMENT, RunFolder
+from parley.reproduce.campaign import FAILURE, read_experiment, version_of
+from parley.reproduce.presets import TABLES, Figure, Preset, Reduction, figures, presets
+
+ACCURACIES = {
+    "accuracy_after_gossip": "after gossip",
+    "accuracy_mean_model": "averaged model",
+    "accuracy_own": "own models",
+}
+"""What is compared. The first is the protocol of the paper's tables (older code of its authors)."""
+BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"
+SMALLER = 0.95
+"""Steps of an epoch, relative to the paper's, below which a run counts as one on less data."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What there is of one preset in one form: a variant, whole or reduced."""
+
+    preset: Preset
+    variant: str
+    reduction: Reduction
+    ends: Sequence[Mapping[str, Any]]
+    """The last record of every finished run."""
+    curves: Sequence[Sequence[Mapping[str, Any]]]
+    """All records of every finished run."""
+    unfinished: Sequence[str] = ()
+    """For example ``seed 2 at epoch 40``, or why a run failed."""
+    seconds: float = 0.0
+
+    @property
+    def mark(self) -> str:
+        """In what it is not the paper's run; empty if in nothing."""
+        parts = [self.reduction.words(self.preset.epochs)] if self.reduction else []
+        if self.ends and self.reduction.fraction is None:
+            steps = self.ends[0]["step"] / self.ends[0]["epoch"]
+            share = steps / self.preset.steps_per_epoch
+            if share < SMALLER:
+                parts.append(f"{share:.0%} of the paper's steps an epoch")
+        return ", ".join(parts)
+
+    def mean(self, name: str) -> float:
+        """Over seeds, in percent."""
+        return 100 * statistics.fmean(float(end[name]) for end in self.ends)
+
+    def std(self, name: str) -> float | None:
+        """Over seeds (n - 1), in percent; None with one seed."""
+        values = [100 * float(end[name]) for end in self.ends]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def deviation(self, name: str) -> float | None:
+        """How far ours is above the paper's mean, in units of the paper's std."""
+        if not self.ends or self.preset.paper is None:
+            return None
+        return (self.mean(name) - self.preset.paper.accuracy) / self.preset.paper.std
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything below a results folder."""
+
+    results: Sequence[Result]
+    refused: Sequence[str] = field(default=())
+    """Folders that were left out, each with the reason."""
+
+
+def collect(out: Path) -> Found:
+    """Reads all runs of presets below `out`."""
+    if not out.is_dir():
+        raise BadValue("out", str(out), "a folder with results", "there is none")
+    results, refused = [], []
+    for preset in presets().values():
+        for form in sorted(p for p in (out / preset.folder).glob("*") if p.is_dir()):
+            try:
+                variant, reduction = parse_form(form.name)
+                results.append(_result(preset, variant, reduction, form))
+            except ParleyError as error:
+                refused.append(f"{form}: {error}")
+    return Found([r for r in results if r.ends or r.unfinished], refused)
+
+
+def parse_form(name: str) -> tuple[str, Reduction]:
+    """A variant and a reduction from a folder's name.
+
+    >>> parse_form("as-run-20-epochs-0.1-data")
+    ('as-run', Reduction(epochs=20, fraction=0.1))
+    """
+    match = re.fullmatch(r"(as-run|as-printed)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
+    if not match:
+        raise BadValue("folder", name, ", ".join(VARIANTS) + ", or one of them reduced")
+    variant, epochs, fraction = match.groups()
+    return variant, Reduction(
+        int(epochs) if epochs else None, float(fraction) if fraction else None
+    )
+
+
+def _result(preset: Preset, variant: str, reduction: Reduction, form: Path) -> Result:
+    ends, curves, unfinished, seconds = [], [], [], 0.0
+    for path in sorted(form.glob("seed-*"), key=_seed):
+        if not (path / EXPERIMENT).exists():
+            continue
+        folder, experiment = RunFolder(path), read_experiment(path)
+        expected = preset.experiment(variant, reduction, seed=_seed(path))
+        differing = expected.same_as(experiment)
+        if differing:
+            version = version_of(path)
+            by = f", made by parley {version}" if version not in (None, parley.__version__) else ""
+            raise ParleyError(
+                f"{path.name} holds another experiment than {preset.name}{by} "
+                f"(it differs in {', '.join(differing)})"
+            )
+        records = folder.records()
+        if folder.summary() is not None and records:
+            ends.append(records[-1])
+            curves.append(records)
+            seconds += float(records[-1]["seconds"])
+        elif (path / FAILURE).exists():
+            reason = (path / FAILURE).read_text(encoding="utf-8").partition("seed ")[2].strip()
+            unfinished.append(f"seed {reason}")
+        else:
+            epoch = records[-1]["epoch"] if records else 0
+            unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
+    return Result(preset, variant, reduction, ends, curves, unfinished, seconds)
+
+
+def _seed(path: Path) -> int:
+    digits = path.name.removeprefix("seed-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _accuracy(result: Result, name: str) -> str:
+    if not result.ends:
+        return "-"
+    std = result.std(name)
+    return f"{result.mean(name):.2f}" + (f" ± {std:.2f}" if std is not None else "")
+
+
+def _deviation(result: Result, name: str) -> str:
+    """Signed, with a comparison only where the run is the paper's."""
+    value = result.deviation(name)
+    return "" if value is None else f"{value:+.1f}"
+
+
+HEADINGS = [
+    "method", "paper", "after gossip", "Δ/std", "averaged", "Δ/std", "own", "Δ/std", "seeds", "",
+]  # fmt: skip
+
+
+def _cells(result: Result) -> list[str]:
+    paper = result.preset.paper
+    label = result.preset.label + (", as printed" if result.variant == "as-printed" else "")
+    cells = [label, f"{paper.accuracy:.2f} ± {paper.std:.2f}" if paper else ""]
+    for name in ACCURACIES:
+        cells += [_accuracy(result, name), _deviation(result, name)]
+    mark = f"reduced: {result.mark}" if result.mark else ""
+    remarks = [mark, *result.unfinished]
+    return [*cells, str(len(result.ends)), "; ".join(r for r in remarks if r)]
+
+
+def grouped(results: Sequence[Result], table: str) -> Iterator[tuple[str, list[Result]]]:
+    """The results of a table, by what is compared; whole runs before reduced ones."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.preset.table == table:
+            groups.setdefault(result.preset.group, []).append(result)
+    for group, members in groups.items():
+        yield (
+            group,
+            sorted(members, key=lambda r: (r.variant != "as-run", r.reduction.suffix, r.mark)),
+        )
+
+
+def tables(found: Found) -> Iterator[Table]:
+    """For a terminal: a table for every group of methods that are compared, reduced ones apart."""
+    for table in (t for t in TABLES if t != "figures"):
+        for group, members in grouped(found.results, table):
+            for title, alike in itertools.groupby(members, key=_title):
+                yield _table(f"{group}{title}", list(alike))
+
+
+def _title(result: Result) -> str:
+    title = " as printed" if result.variant == "as-printed" else ""
+    return title + (f", reduced: {result.mark}" if result.mark else "")
+
+
+def _table(title: str, members: Sequence[Result]) -> Table:
+    notes = [f"{r.preset.label}: {note}" for r in members for note in r.unfinished]
+    shown = Table(
+        title=title,
+        caption="\n".join(notes) or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    narrow = {"after gossip": "gossiped", "seeds": "n"}
+    for column, heading in enumerate(narrow.get(h, h) for h in HEADINGS[:-1]):
+        shown.add_column(heading, justify="right" if column else "left", no_wrap=True)
+    for result in members:
+        label, *cells = _cells(result)[:-1]
+        shown.add_row(label.partition(",")[0], *(cell.replace(" ", "") for cell in cells))
+    return shown
+
+
+def markdown(found: Found, pictures: Mapping[str, str]) -> str:
+    """For a document; `pictures` are names and where they are, as seen from it."""
+    lines = [
+        "Accuracies in percent, mean ± standard deviation over seeds. *After gossip*: 51 further "
+        "gossip rounds, then every agent's model is tested (the protocol of the paper's tables); "
+        "*averaged*: the mean of all models; *own*: the agents' models as they are. Δ/std: ours "
+        "minus the paper's, in units of the paper's standard deviation. A run marked *reduced* is "
+        "shorter or on less data than the paper's, so that its difference says little.",
+        "",
+    ]
+    for table, title in TABLES.items():
+        groups = list(grouped(found.results, table))
+        if not groups:
+            continue
+        lines += [f"### {title}", ""]
+        if table != "figures":
+            for group, members in groups:
+                lines += [f"**{group}**", "", *_rows(HEADINGS, map(_cells, members))]
+                lines += [f"`parley reproduce {group}{_flags(members)}`", ""]
+        else:
+            rows = [
+                [r.preset.name, *_cells(r)[2:8:2], *_cells(r)[8:]] for _, m in groups for r in m
+            ]
+            lines += _rows(["run", *ACCURACIES.values(), "seeds", ""], rows)
+        shown = {n: p for n, p in pictures.items() if n.partition("/")[0] == table}
+        for name, path in shown.items():
+            lines += [f"![{name}]({path})", ""]
+    if found.refused:
+        lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]
+    return "\n".join(lines)
+
+
+def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---", *("---:" for _ in headings[1:-1]), "---"]
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)] + [""]
+
+
+def _flags(members: Sequence[Result]) -> str:
+    """The options that give the group's largest set of runs again."""
+    first = max(members, key=lambda r: len(r.ends))
+    flags = f" --seeds {max(1, len(first.ends))}"
+    if first.variant != "as-run":
+        flags += f" --variant {first.variant}"
+    if first.reduction.epochs is not None:
+        flags += f" --epochs {first.reduction.epochs}"
+    if first.reduction.fraction is not None:
+        flags += f" --fraction {first.reduction.fraction:g}"
+    return flags
+
+
+def write_markdown(path: Path, text: str) -> None:
+    """As a new file, or between the two marks of one that has them; else nothing is written."""
+    marked = f"{BEGIN}\n{text.strip()}\n{END}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, f"{marked}\n")
+        return
+    present = path.read_text(encoding="utf-8")
+    before, begin, rest = present.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise BadValue(
+            "markdown", str(path), f"a new file, or one with the lines {BEGIN} and {END}"
+        )
+    write_atomically(path, before + marked + after)
+
+
+def draw_all(found: Found, folder: Path) -> dict[str, Path]:
+    """Every picture that there are runs for: tables, curves of each group, the paper's figures.
+
+    Returns their names, which begin with the table, and files.
+    """
+    made: dict[str, Path] = {}
+    for table in TABLES:
+        compared = [r for r in found.results if r.preset.table == table and r.ends]
+        compared = [r for r in compared if r.preset.paper]
+        if compared:
+            path = folder / f"{table}.png"
+            made[f"{table}/against the paper"] = beside_paper(compared, path)
+        if table == "figures":
+            continue
+        for group, members in grouped(found.results, table):
+            for title, lines in _forms(members):
+                stem = re.sub(r"[^A-Za-z0-9._]+", "-", f"{group}{title}")
+                path = draw.curves_picture(lines, folder / f"{stem}.png")
+                made[f"{table}/{group}{title}"] = path
+    for figure in figures().values():
+        path = folder / f"{figure.name.replace('/', '-')}.png"
+        if draw_figure(figure, found.results, path):
+            made[f"{figure.name}"] = path
+    return made
+
+
+def _forms(
+    members: Sequence[Result],
+) -> Iterator[tuple[str, dict[str, list[list[dict[str, Any]]]]]]:
+    """The curves of each variant and reduction, apart; a reduced one says so in its title."""
+    forms: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
+    for result in members:
+        if result.curves:
+            curves = [[dict(record) for record in curve] for curve in result.curves]
+            label = result.preset.label + (" (reduced)" if result.mark else "")
+            forms.setdefault(_title(result), {})[label] = curves
+    yield from forms.items()
+
+
+def beside_paper(results: Sequence[Result], path: Path) -> Path:
+    """Accuracies of ours and the paper's, a row for each cell; hollow marks are reduced runs."""
+    canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(results)), layout="constrained")
+    axes = canvas.subplots()
+    for row, result in enumerate(results):
+        paper = result.preset.paper
+        assert paper is not None
+        axes.errorbar(
+            paper.accuracy, row - 0.24, xerr=paper.std, fmt="D", ms=4, color=draw.INK,
+            label="paper" if row == 0 else None,
+        )  # fmt: skip
+        for number, (name, words) in enumerate(ACCURACIES.items()):
+            colour = draw.LINES[2 + number]
+            axes.errorbar(
+                result.mean(name), row + 0.16 * number, xerr=result.std(name) or 0.0, fmt="o", ms=5,
+                color=colour, mfc="white" if result.mark else colour,
+                label=words if row == 0 else None,
+            )  # fmt: skip
+    names = [
+        r.preset.name
+        + (", as printed" if r.variant == "as-printed" else "")
+        + (f"\nreduced: {r.mark}" if r.mark else "")
+        for r in results
+    ]
+    axes.set_yticks(range(len(results)), names, fontsize=8)
+    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.set_xlabel("test accuracy, %")
+    axes.grid(color="#E3E7EB", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    canvas.legend(loc="outside upper center", ncols=4, frameon=False)
+    return draw._save(canvas, path)
+
+
+def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path | None:
+    """One of the paper's figures from our runs; None if there are none. Dashed: reduced runs."""
+    canvas = Canvas(figsize=(6.4, 4.4), layout="constrained")
+    axes = canvas.subplots()
+    drawn = 0
+    for number, (label, name) in enumerate(figure.lines.items()):
+        for result in results:
+            if result.preset.name != name or not result.curves:
+                continue
+            words = label + (", as printed" if result.variant == "as-printed" else "")
+            words += f" (reduced: {result.mark})" if result.mark else ""
+            if _line(axes, figure, result, words, draw.LINES[(2 + number) % len(draw.LINES)]):
+                drawn += 1
+    if not drawn:
+        return None
+    axes.set_title(figure.title, fontsize=11, loc="left")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(figure.axis)
+    if "accuracy" not in figure.field:
+        axes.set_yscale("log")
+    axes.grid(color="#E3E7EB", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return draw._save(canvas, path)
+
+
+def _line(axes: Any, figure: Figure, result: Result, label: str, colour: str) -> bool:
+    curves = [[r for r in curve if figure.field in r] for curve in result.curves]
+    shortest = min(map(len, curves))
+    if not shortest:
+        return False
+    scale = 100 if "accuracy" in figure.field else 1
+    x = [r["epoch"] for r in curves[0][:shortest]]
+    y = [[scale * float(r[figure.field]) for r in curve[:shortest]] for curve in curves]
+    means = [statistics.fmean(values) for values in zip(*y, strict=True)]
+    style = "--" if result.mark else "-"
+    axes.plot(x, means, color=colour, label=label, ls=style, lw=1.8)
+    if len(y) > 1:
+        spread = [statistics.stdev(values) for values in zip(*y, strict=True)]
+        low = [m - s for m, s in zip(means, spread, strict=True)]
+        high = [m + s for m, s in zip(means, spread, strict=True)]
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+    return True
+
+
+def as_json(found: Found) -> str:
+    """The same for programs: one object."""
+    rows = []
+    for r in found.results:
+        row: dict[str, Any] = {"name": r.preset.name, "table": r.preset.table, "variant": r.variant}
+        row |= {"reduced": r.mark or None, "seeds": len(r.ends), "unfinished": list(r.unfinished)}
+        if r.preset.paper:
+            row |= {"paper": r.preset.paper.accuracy, "paper_std": r.preset.paper.std}
+        for name in ACCURACIES if r.ends else ():
+            row |= {name: r.mean(name), f"{name}_std": r.std(name)}
+            row[f"{name}_deviation"] = r.deviation(name)
+        rows.append(row)
+    return json.dumps({"results": rows, "refused": list(found.refused)})

@@ -1,0 +1,245 @@
+"""Parley from Python, with the user's own model, data, loss and graph."""
+
+import datasets
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import parley
+from parley import BadValue
+from parley.run import EpochDone, Started, StepDone
+
+AGENTS = 4
+
+
+class Net(nn.Module):
+    """At the top level of a module, so that other processes can import it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Dropping(Net):
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.second(self.dropout(torch.tanh(self.first(x))))
+
+
+def halves(n=40, seed=0):
+    """Two classes on two sides of a plane."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(n, 3, generator=generator)
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+@pytest.fixture
+def data():
+    return [halves(30 + 10 * agent, seed=agent) for agent in range(AGENTS)]
+
+
+def train(**options):
+    return parley.train(**{"model": Net, "epochs": 2, "lr": 0.5, "progress": False} | options)
+
+
+def error(**options):
+    with pytest.raises(BadValue) as caught:
+        train(**options)
+    return str(caught.value)
+
+
+def test_the_call_of_the_readme(data):
+    result = parley.train(
+        model=Net, data=data * 2, topology=parley.ring(8), algorithm=parley.NGC(alpha=1.0),
+        epochs=5, lr=0.5, test=halves(seed=9), progress=False,
+    )  # fmt: skip
+    assert result.summary["algorithm"] == "ngc" and result.summary["model"] == "Net"
+    assert (result.summary["agents"], result.summary["out"]) == (8, None)
+    assert [r["epoch"] for r in result.records] == [1, 2, 3, 4, 5]
+    assert result.summary["accuracy_mean_model"] > 0.85
+    # The averaged model is the mean of the agents' models, and scores what the summary says.
+    mean = nn.utils.parameters_to_vector(result.model().parameters())
+    own = [nn.utils.parameters_to_vector(result.agent_model(i).parameters()) for i in range(8)]
+    assert torch.allclose(mean, torch.stack(own).mean(0), atol=1e-6)
+    assert torch.equal(torch.stack(own), result.x_ND)
+    inputs, targets = halves(seed=9)
+    right = (result.model()(inputs).argmax(1) == targets).double().mean()
+    assert result.summary["accuracy_mean_model"] == pytest.approx(float(right))
+
+
+def test_a_class_a_factory_and_an_instance(data):
+    def seeded():
+        torch.manual_seed(0)
+        return Net()
+
+    given = seeded()
+    before = nn.utils.parameters_to_vector(given.parameters()).clone()
+    results = [train(model=m, data=data) for m in (given, seeded)]
+    assert results[0].x_ND.equal(results[1].x_ND)
+    assert nn.utils.parameters_to_vector(given.parameters()).equal(before)  # not touched
+    train(model=given, data=data, dtype="float64")
+    assert given.first.weight.dtype == torch.float32
+    # A class is built under the run's own seed.
+    assert train(data=data, seed=1).x_ND.equal(train(data=data, seed=1).x_ND)
+
+
+def test_datasets_of_every_kind_are_the_same_data(data):
+    as_dataset = [torch.utils.data.TensorDataset(*pair) for pair in data]
+    as_arrays = [(inputs.numpy(), targets.tolist()) for inputs, targets in data]
+    expected = train(data=data, test=data[0]).records[-1]["loss"]
+    for kind in (as_dataset, as_arrays, tuple(data)):
+        assert train(data=kind, test=kind[0]).records[-1]["loss"] == expected
+
+
+def test_hugging_face_datasets():
+    rng = np.random.default_rng(0)
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dark", "light"])}
+    )
+
+    def pictures(n):
+        labels = [i % 2 for i in range(n)]
+        images = [
+            Image.fromarray((rng.integers(0, 100, (4, 4)) + 120 * label).astype(np.uint8))
+            for label in labels
+        ]
+        return datasets.Dataset.from_dict({"image": images, "label": labels}, features=features)
+
+    result = train(
+        model="logistic", data=[pictures(20) for _ in range(3)], test=pictures(30), epochs=30
+    )
+    assert result.summary["agents"] == 3 and result.summary["accuracy_mean_model"] > 0.9
+
+
+def test_graphs_of_every_kind(data):
+    path = nx.path_graph(AGENTS)
+    as_graph = train(data=data, topology=path)
+    assert as_graph.x_ND.equal(train(data=data, topology="chain").x_ND)
+    assert as_graph.x_ND.equal(train(data=data, topology=parley.from_graph(path)).x_ND)
+    named = train(topology=parley.star(3), model="logistic", data="digits", epochs=1)
+    assert named.summary["agents"] == 3 and named.summary["topology"] == "star"
+    # Weights of a topology's own are kept, and asked-for ones replace them.
+    lazy = 0.5 * np.eye(AGENTS) + 0.5 * parley.ring(AGENTS).weights
+    with_own = train(data=data, topology=parley.ring(AGENTS, weights=lazy))
+    assert not with_own.x_ND.equal(train(data=data).x_ND)
+    replaced = train(data=data, topology=parley.ring(AGENTS, weights=lazy), weights="metropolis")
+    assert replaced.x_ND.equal(train(data=data).x_ND)
+
+
+def test_an_own_loss_is_what_is_minimised(data):
+    def brier(outputs, targets):
+        right = nn.functional.one_hot(targets, outputs.shape[1])
+        return (outputs.softmax(1) - right).square().sum(1)
+
+    result = train(data=data, loss=brier)
+    inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        loss = brier(result.model()(inputs), targets).mean()
+    assert result.records[-1]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert result.records[-1]["loss"] < result.records[0]["loss"]
+    on_digits = train(model="logistic", data="digits", agents=3, epochs=1, loss=brier)
+    assert on_digits.records[-1]["loss"] < 1  # Brier's; cross-entropy is above 2 after an epoch
+
+
+def test_without_test_data_all_training_data_is_measured(data):
+    result = train(data=data)
+    inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        right = (result.model()(inputs).argmax(1) == targets).double().mean()
+    assert result.summary["accuracy_mean_model"] == pytest.approx(float(right))
+
+
+def test_dropout_is_random_in_training_only_and_reproducible(data):
+    torch.manual_seed(1)
+    one = train(model=Dropping, data=data)
+    torch.manual_seed(2)
+    again = train(model=Dropping, data=data)
+    assert one.x_ND.equal(again.x_ND) and one.records[-1]["loss"] == again.records[-1]["loss"]
+    assert not one.x_ND.equal(train(model=Net, data=data).x_ND)
+    model = one.model()
+    assert not model.training and model(data[0][0]).equal(model(data[0][0]))
+
+
+def test_batch_norm_is_refused_with_the_remedy(data):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    message = error(model=model, data=data)
+    assert message.startswith("model: 'BatchNorm1d' is not valid (layer '1': its running")
+    assert message.endswith("valid: GroupNorm or parley.models.EvoNorm in its place")
+
+
+def test_everything_is_written_to_a_folder_and_resumed(data, tmp_path):
+    whole = train(data=data, epochs=4, out=tmp_path / "whole")
+
+    def stop(event):
+        if isinstance(event, EpochDone) and event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(data=data, epochs=4, out=tmp_path / "run", watch=stop)
+    resumed = train(data=data, epochs=4, out=tmp_path / "run", resume=True)
+    assert resumed.x_ND.equal(whole.x_ND)
+    times = {"seconds", "gradients_per_second", "peak_memory_mb"}
+    for one, other in zip(resumed.records, whole.records, strict=True):
+        assert {k: v for k, v in one.items() if k not in times} == {
+            k: v for k, v in other.items() if k not in times
+        }
+    assert resumed.summary["out"] == str(tmp_path / "run")
+    assert resumed.plot(tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_events_can_be_watched(data):
+    events = []
+    train(data=data, watch=events.append, batch=35)
+    assert [type(e) for e in events] == [
+        Started, StepDone, StepDone, EpochDone, StepDone, StepDone, EpochDone,
+    ]  # fmt: skip
+    assert (
+        events[0].parameters == 3 * 8 + 8 + 8 * 2 + 2 and events[-2].step == events[-2].steps == 4
+    )
+
+
+def test_several_workers_give_the_same(data):
+    alone = train(data=data, dtype="float64")
+    spread = train(data=data, dtype="float64", workers=2)
+    assert torch.allclose(spread.x_ND, alone.x_ND, rtol=0, atol=1e-12)
+    keys = ("loss", "accuracy_own", "consensus_distance", "bytes_models")
+    assert [spread.summary[k] for k in keys] == pytest.approx([alone.summary[k] for k in keys])
+    assert "top level of a module" in error(model=lambda: Net(), data=data, workers=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": parley.ring(8)}, "data: '4 datasets' is not valid; valid: one for each of 8"),
+        ({"agents": 6}, "data: '4 datasets' is not valid; valid: one for each of 6 agents"),
+        ({"partition": "iid"}, "partition: 'iid' is not valid; valid: none together with your own"),
+        ({"data": halves()[0]}, "data: 'Tensor' is not valid (it is a Tensor); valid: a name, or"),
+        ({"data": []}, "data: [] is not valid; valid: one dataset per agent"),
+        ({"data": [halves()[0]] * 4}, "data: 'agent 0' is not valid; valid: a dataset of pairs"),
+        ({"test": (halves()[0],)}, "test: 'tuple' is not valid (data: 'agent 0' is not valid"),
+        ({"test": (torch.zeros(2, 5), torch.zeros(2).long())}, "test: 'tuple' is not valid (its i"),
+        ({"data": "digits", "test": halves()}, "test: 'tuple' is not valid; valid: only together"),
+        ({"model": 3}, "model: 3 is not valid; valid: a name, an nn.Module, or a function"),
+        ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: something that makes an"),
+        ({"model": nn.Linear(5, 2)}, "model: 'Linear' is not valid (mat1 and mat2 shapes cannot"),
+        ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (Target 1 is out of bounds"),
+        ({"topology": 3}, "topology: 3 is not valid; valid: a spec such as 'ring', a networkx"),
+        ({"topology": nx.Graph([(0, 1), (2, 3)])}, "topology: 'graph' is not valid (agent 0 is cu"),
+        ({"algorithm": 3}, "algorithm: 3 is not valid; valid: cga"),
+        ({"alpah": 3}, "option: 'alpah' is not valid (did you mean 'alpha'?); valid: agents"),
+        ({"algorithm": parley.DPSGD(), "alpha": 1}, "alpha: 1 is not valid (dpsgd has no such op"),
+    ],
+)
+def test_every_mistake_is_one_line_that_says_what_is_valid(data, options, message, tmp_path):
+    text = error(**{"data": data, "out": tmp_path / "run"} | options)
+    assert text.startswith(message) and "\n" not in text
+    assert not (tmp_path / "run").exists()

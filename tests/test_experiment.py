@@ -1,0 +1,188 @@
+"""One description of a run, in and out of TOML, and how options lie over one another."""
+
+import pytest
+
+from parley import CGA, NGC, BadValue, CompNGC, Experiment
+from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.experiment import HOW, on_top, read_file
+
+
+def error(call, *arguments, **options):
+    with pytest.raises(BadValue) as caught:
+        call(*arguments, **options)
+    return str(caught.value)
+
+
+# --- of ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm": "compngc", "alpha": 0.5, "momentum": 0.9},
+        {"algorithm": {"name": "compngc", "alpha": 0.5, "momentum": 0.9}},
+        {"algorithm": {"name": "compngc", "alpha": 0.1}, "alpha": 0.5, "momentum": 0.9},
+        {"algorithm": CompNGC(alpha=0.5), "momentum": 0.9},
+        {"algorithm": CompNGC, "alpha": "0.5", "momentum": "0.9"},
+    ],
+)
+def test_an_algorithm_may_be_given_in_many_ways(given):
+    assert Experiment.of(**given).algorithm == CompNGC(alpha=0.5, momentum=0.9)
+
+
+def test_hyper_parameters_alone_belong_to_the_default_algorithm():
+    assert Experiment.of(alpha=0.25).algorithm == NGC(alpha=0.25)
+    assert Experiment.of(algorithm={"alpha": 0.25}).algorithm == NGC(alpha=0.25)
+
+
+def test_an_algorithm_of_the_users_own_keeps_its_class_and_options():
+    class Mine(NGC):
+        name = "mine"
+        strength: int = 1
+
+    made = Experiment.of(algorithm=Mine(strength=2), momentum=0.5)
+    assert type(made.algorithm) is Mine
+    assert (made.algorithm.strength, made.algorithm.momentum) == (2, 0.5)
+    assert type(made.replace(seed=3, strength=4).algorithm) is Mine
+    assert made.replace(seed=3, strength=4).algorithm.strength == 4
+    assert made.replace(algorithm="cga").algorithm == CGA(momentum=0.5)
+    assert error(Experiment.of, algorithm=Mine(), momentum=1).startswith("momentum: 1 is not")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_as_run_sets_every_choice_that_an_algorithm_has(name):
+    algorithm = Experiment.of(algorithm=name, variant="as-run").algorithm
+    assert algorithm == ALGORITHMS[name].as_run()
+    for option in AS_RUN.keys() & ALGORITHMS[name].model_fields.keys():
+        assert getattr(algorithm, option) == AS_RUN[option]
+    assert Experiment.of(algorithm=name, variant="as-printed").algorithm == ALGORITHMS[name]()
+
+
+def test_options_beside_a_variant_win():
+    assert not Experiment.of(variant="as-run", nesterov=False).algorithm.nesterov
+    given = NGC(nesterov=False, momentum=0.9)
+    made = Experiment.of(variant="as-run", algorithm=given).algorithm
+    assert (made.nesterov, made.momentum, made.gradient_at) == (False, 0.9, "mixed")
+
+
+def test_a_variant_also_chooses_the_norm_layer():
+    assert Experiment.of(model="cnn5", variant="as-run").model_options == {"evonorm": "hard-swish"}
+    assert Experiment.of(model="cnn5", variant="as-printed").model_options == {"evonorm": "s0"}
+    assert Experiment.of(model="cnn5").model_options == {}
+    explicit = Experiment.of(model="cnn5", variant="as-run", model_options={"evonorm": "s0"})
+    assert explicit.model_options == {"evonorm": "s0"}
+    assert Experiment.of(model="mlp", variant="as-run").model_options == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agentz": 3}, "option: 'agentz' is not valid (did you mean 'agents'?); valid: agents,"),
+        ({"algorithm": {"name": "ngc", "alhpa": 1}}, "option: 'alhpa' is not valid (did you mean"),
+        ({"algorithm": "ncg"}, "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: cga,"),
+        ({"algorithm": 3}, "algorithm: 3 is not valid; valid: cga,"),
+        ({"algorithm": "dpsgd", "alpha": 1}, "alpha: 1 is not valid (dpsgd has no such option"),
+        ({"variant": "as-ran"}, "variant: 'as-ran' is not valid (did you mean 'as-run'?)"),
+        ({"alpha": 1.5}, "alpha: 1.5 is not valid; valid: a number from 0 to 1"),
+        ({"lr": float("inf")}, "lr: inf is not valid; valid: a number above 0"),
+        ({"lr": float("nan")}, "lr: nan is not valid; valid: a number above 0"),
+        ({"agents": 2.5}, "agents: 2.5 is not valid; valid: a whole number of at least 1"),
+        ({"agents": None}, "agents: missing; valid: a whole number of at least 1"),
+        ({"data": 3}, "data: 3 is not valid; valid: text"),
+        ({"dtype": "float16"}, "dtype: 'float16' is not valid; valid: float32, float64"),
+        ({"model_options": 3}, "model_options: 3 is not valid; valid: a table"),
+        ({"lr_decay": "stp"}, "lr_decay: 'stp' is not valid; valid: constant, step"),
+        ({"nesterov": "maybe"}, "nesterov: 'maybe' is not valid; valid: true or false"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_is_valid(options, message):
+    assert error(Experiment.of, **options).startswith(message)
+
+
+# --- TOML -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_toml_holds_everything(name):
+    made = Experiment.of(
+        algorithm=name, variant="as-run", momentum=0.9, lr=1 / 3, model_options={"hidden": 8},
+        data_root="some where", topology="circulant:1,5", agents=12,
+    )  # fmt: skip
+    text = made.to_toml()
+    again = Experiment.from_toml(text)
+    assert again == made and again.to_toml() == text and again.same_as(made) == []
+    for field in Experiment.model_fields:
+        assert field in text
+
+
+def test_toml_may_say_little():
+    made = Experiment.from_toml('algorithm = "cga"\nqp_floor = 0.5\nagents = 4\nvariant = "as-run"')
+    assert made.agents == 4 and made.algorithm == CGA.as_run()
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path):
+    (tmp_path / "broken.toml").write_text("agents = [")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "not TOML: Invalid value" in error(read_file, tmp_path / "broken.toml")
+    assert "not text" in error(read_file, tmp_path / "binary.toml")
+    assert "No such file" in error(read_file, tmp_path / "none.toml")
+    assert "directory" in error(read_file, tmp_path)
+
+
+# --- what lies over what ----------------------------------------------------------------------
+
+
+def test_replace_changes_what_it_names_and_nothing_else():
+    before = Experiment.of(algorithm=CompNGC(alpha=0.5, scope="tensor"), agents=4, lr=0.3)
+    after = before.replace(seed=1)
+    assert after.same_as(before) == ["seed"]
+    assert after.algorithm == before.algorithm
+    assert before.replace() == before
+    assert before.replace(momentum=0.9).algorithm == CompNGC(
+        alpha=0.5, scope="tensor", momentum=0.9
+    )
+    assert Experiment().replace(seed=1) == Experiment.of(seed=1)
+
+
+def test_another_algorithm_keeps_the_options_that_it_has_too():
+    before = Experiment.of(algorithm="ngc", alpha=0.5, momentum=0.9)
+    assert before.replace(algorithm="cga").algorithm == CGA(momentum=0.9)
+    assert before.replace(algorithm="compngc").algorithm == CompNGC(alpha=0.5, momentum=0.9)
+    assert before.replace(algorithm="ngc").algorithm == NGC(alpha=0.5, momentum=0.9)
+    assert before.replace(algorithm=CGA(momentum=0.1)).algorithm == CGA(momentum=0.1)
+    assert error(before.replace, algorithm="dpsgd", alpha=1).startswith("alpha: 1 is not valid")
+
+
+def test_a_variant_on_top_wins_over_what_is_written_below():
+    as_run = Experiment.of(algorithm="cga", variant="as-run", momentum=0.9, model="cnn5")
+    as_printed = as_run.replace(variant="as-printed")
+    assert as_printed.algorithm == CGA(momentum=0.9)
+    assert as_printed.model_options == {"evonorm": "s0"}
+    assert as_printed.replace(variant="as-run") == as_run
+    # A whole experiment written to TOML has every choice in it; the flag still wins.
+    assert Experiment.from_toml(as_printed.to_toml()).replace(variant="as-run") == as_run
+    assert not as_printed.replace(variant="as-run", nesterov=False).algorithm.nesterov
+
+
+def test_another_model_keeps_no_options_of_the_old_one():
+    before = Experiment.of(model="mlp", model_options={"hidden": 8})
+    assert before.replace(model="lenet5").model_options == {}
+    assert before.replace(model="mlp").model_options == {"hidden": 8}
+    assert before.replace(model_options={"hidden": 9}).model_options == {"hidden": 9}
+    unnamed = Experiment.of(model_options={"hidden": 8})
+    assert unnamed.replace(model="mlp").model_options == {"hidden": 8}
+
+
+def test_a_mistake_below_is_not_hidden_by_naming_the_algorithm_again():
+    below = {"algorithm": "dpsgd", "alpha": 0.5}
+    assert "dpsgd has no such option" in error(
+        lambda: Experiment.of(**on_top(below, {"algorithm": "dpsgd"}))
+    )
+
+
+def test_how_a_run_is_carried_out_does_not_make_it_another():
+    one = Experiment.of(agents=4)
+    other = one.replace(workers=2, threads=2, device="cuda", engine="loop", data_root="x")
+    assert one.same_as(other) == []
+    assert {"workers", "threads", "device", "engine", "data_root"} == HOW
+    assert one.replace(alpha=0.5, lr=1).same_as(one) == ["algorithm", "lr"]
