@@ -50,7 +50,7 @@ WrongUse: Any = typer.BadParameter.__base__
 def main() -> None:
     """The ``parley`` command: every mistake is one line on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="parley")
     except ParleyError as error:
         code = _complain(str(error))
     except WrongUse as error:

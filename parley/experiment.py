@@ -88,8 +88,8 @@ class Experiment(BaseModel):
     data_root: str | None = None
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
     workers: int = Field(1, ge=1)
-    """Processes that share the agents. Left out, the command takes one for each core where the
-    network is not a small dense one."""
+    """Processes that share the agents. Left out, the command takes one for each core, or only
+    one where the network is small."""
     engine: str = "auto"
     """How gradients are computed: fused (compiled), stacked (dense layers of all agents at once),
     vmap, loop, or auto: the fastest of those that can, found by a short trial."""

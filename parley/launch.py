@@ -99,8 +99,7 @@ def execute(
 def default_workers(experiment: Experiment, out: Path) -> int:
     """What a run is to be carried out with when nobody has said: one worker for each core.
 
-    A run that is there already goes on as it began. Small dense networks get one worker: they are
-    computed all at once, and messages between processes would cost more than a core gives.
+    A run that is there already goes on as it began. Small networks get one worker (`models.SMALL`).
     """
     if started_by_launcher() or experiment.model in models.SMALL:
         return 1

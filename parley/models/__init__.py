@@ -48,8 +48,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "hf": hugging_face,
 }
 
-SMALL = frozenset({"logistic", "mlp"})
-"""Networks of which many are computed in one go."""
+SMALL = frozenset({"logistic", "mlp", "lenet5"})
+"""Networks so quick that messages between processes cost more than a second core gives."""
 
 TEXT = ("bert-mini", "distilbert", "hf")
 """Models whose inputs are numbers of tokens; all others take images or plain features."""
