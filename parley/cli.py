@@ -550,11 +550,12 @@ def topology(
     shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
     screen.print(shown)
     if graph.agents <= 10:
-        matrix = Table("weight of", *map(str, range(graph.agents)), box=box.SIMPLE)
+        _heading("the weight that an agent (row) gives to another's value (column)")
+        matrix = Table("", *map(str, range(graph.agents)), box=box.SIMPLE)
         for column in matrix.columns[1:]:
             column.justify = "right"
         for agent, row in enumerate(graph.weights):
-            matrix.add_row(f"at agent {agent}", *(f"{w:.2f}" if w else "·" for w in row))
+            matrix.add_row(str(agent), *(f"{w:.2f}" if w else "·" for w in row))
         screen.print(matrix)
     _heading(f"what a step costs with {size:,} parameters in float32")
     cost = Table("each agent, on average", box=box.SIMPLE)

@@ -248,21 +248,20 @@ class Batches:
         self.transform = transform
         self.seed = seed
         self.dtype = dtype
-        self.lengths = tuple(len(samples) for samples in samples_per_agent)
-        self._starts = np.cumsum((0, *self.lengths[:-1]))
-        self._orders: list[tuple[int, NDArray[np.int64]]] = [(-1, np.empty(0, np.int64))] * len(
-            agents
-        )
+        self._length_A = np.array([len(samples) for samples in samples_per_agent])
+        self._start_A = np.cumsum(self._length_A) - self._length_A
+        self._batches_A = -(-self._length_A // batch)
+        # Every agent's samples in the order of its present pass, one agent after the other.
+        self._order = np.empty(len(self.inputs), np.int64)
+        self._pass_A = np.full(len(agents), -1)
 
     def at(self, step: int) -> Batch:
         """The batch of a step, whichever steps were asked for before."""
-        rows = [self._row(slot, step) for slot in range(len(self.agents))]
-        sizes = tuple(map(len, rows))
-        widest = max(sizes)
-        # Padding repeats an agent's first sample: finite numbers, and weight 0.
-        index_AB = np.stack([_pad(row, widest) for row in rows])
+        index_AB, size_A = self._indices(step)
+        agents, widest = index_AB.shape
         index = torch.from_numpy(index_AB.reshape(-1)).to(self.inputs.device)
         inputs = self.inputs.index_select(0, index)
+        sizes = tuple(size_A.tolist())
         if self.transform.augments:
             draws = [
                 _pad(self._draw(agent, step, size), widest)
@@ -270,25 +269,31 @@ class Batches:
             ]
             inputs = self.transform.augment(inputs, np.concatenate(draws))
         inputs = self.transform.normalise(inputs, self.dtype)
-        size_A = np.array(sizes)[:, None]
-        weights = torch.from_numpy((np.arange(widest) < size_A) / size_A)
+        weights = torch.from_numpy((np.arange(widest) < size_A[:, None]) / size_A[:, None])
         return Batch(
-            inputs=inputs.reshape(len(rows), widest, *inputs.shape[1:]),
-            targets=self.targets.index_select(0, index).reshape(len(rows), widest),
+            inputs=inputs.reshape(agents, widest, *inputs.shape[1:]),
+            targets=self.targets.index_select(0, index).reshape(agents, widest),
             weights=weights.to(self.inputs.device, self.dtype),
             sizes=sizes,
             agents=self.agents,
             step=step,
         )
 
-    def _row(self, slot: int, step: int) -> NDArray[np.int64]:
-        """Where the samples of one agent's batch are in the common tensor."""
-        length = self.lengths[slot]
-        number, position = divmod(step, _ceil_div(length, self.batch))
-        if self._orders[slot][0] != number:
-            order = self._rng(_PERMUTATIONS, self.agents[slot], number).permutation(length)
-            self._orders[slot] = (number, order + self._starts[slot])
-        return self._orders[slot][1][position * self.batch : (position + 1) * self.batch]
+    def _indices(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each agent's samples of a step are in the common tensor, and how many."""
+        pass_A, position_A = np.divmod(step, self._batches_A)
+        for slot in np.flatnonzero(pass_A != self._pass_A):
+            start, length = self._start_A[slot], self._length_A[slot]
+            rng = self._rng(_PERMUTATIONS, self.agents[slot], int(pass_A[slot]))
+            self._order[start : start + length] = start + rng.permutation(length)
+        self._pass_A = pass_A
+        first_A1 = self.batch * position_A[:, None]
+        place_AB = first_A1 + np.arange(self.batch)
+        present_AB = place_AB < self._length_A[:, None]
+        size_A = present_AB.sum(1)
+        # Padding repeats an agent's first sample: finite numbers, and weight 0.
+        place_AB = np.where(present_AB, place_AB, first_A1)[:, : size_A.max()]
+        return self._order[self._start_A[:, None] + place_AB], size_A
 
     def _draw(self, agent: int, step: int, n: int) -> NDArray[np.int64]:
         height, width = self.inputs.shape[-2:]

@@ -30,12 +30,20 @@ class Score(NamedTuple):
 class Pairs(NamedTuple):
     """Models and the batches they meet, all of agents hosted here."""
 
-    models: Sequence[int]
-    """Row of each pair's model."""
+    models: Tensor
+    """Row of each pair's model, int64[P]."""
     rows: Sequence[int]
     """Row of each pair's batch."""
     owners: Sequence[int]
     """Agent whose model it is."""
+
+
+class Share(NamedTuple):
+    """To what the gradient of each pair is added."""
+
+    target_P: Tensor
+    """A row of the sum, int64[P]."""
+    weight_P: Tensor
 
 
 ACCUMULATED_BYTES = 1 << 22
@@ -63,30 +71,21 @@ class Engine(ABC):
         return self._gradients(x_PD, batch, rows, owners)
 
     def accumulate(
-        self,
-        x_AD: Tensor,
-        batch: Batch,
-        pairs: "Pairs",
-        shares: Sequence[tuple[Sequence[int], Sequence[float]]],
-        sum_AD: Tensor,
+        self, x_AD: Tensor, batch: Batch, pairs: "Pairs", shares: Sequence["Share"], sum_AD: Tensor
     ) -> None:
         """Adds up the gradients of pairs without keeping them.
 
-        For each (targets, weights) in `shares`, weights[p] times the gradient of pair p is added to
-        row targets[p] of `sum_AD`. Few pairs are handled at once, so that what is held beside the
-        sum is bounded however many agents there are.
+        For each share, its weight for pair p times the gradient of p is added to the row of
+        `sum_AD` that it names. Few pairs are handled at once, so that what is held beside the sum
+        is bounded however many agents there are.
         """
         few = max(1, ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size()))
         for start in range(0, len(pairs.models), few):
             some = slice(start, start + few)
-            models = torch.tensor(pairs.models[some], dtype=torch.int64, device=x_AD.device)
-            g_PD = self.gradients(x_AD[models], batch, pairs.rows[some], pairs.owners[some])[1]
-            for targets, weights in shares:
-                index = torch.tensor(targets[some], dtype=torch.int64, device=x_AD.device)
-                weight_P1 = torch.tensor(weights[some], dtype=x_AD.dtype, device=x_AD.device)[
-                    :, None
-                ]
-                sum_AD.index_add_(0, index, weight_P1 * g_PD)
+            x_PD = x_AD.index_select(0, pairs.models[some])
+            g_PD = self.gradients(x_PD, batch, pairs.rows[some], pairs.owners[some])[1]
+            for target_P, weight_P in shares:
+                sum_AD.index_add_(0, target_P[some], weight_P[some, None] * g_PD)
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to held-out inputs."""

@@ -8,17 +8,17 @@ forward and backward over one preallocated workspace, each parameter's gradient 
 belongs in `g_PD`. `kernels/kernels.c` says how; here the model is described to it.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from parley import kernels
 from parley.data import Batch
-from parley.engine import Engine, Pairs
+from parley.engine import Engine, Pairs, Share
 from parley.errors import BadValue
 from parley.kernels import Dense, Net, Stage
 from parley.models import EvoNorm
@@ -87,17 +87,19 @@ class FusedEngine(Engine):
             raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
         loss_P = torch.empty(len(rows))
         g_PD = torch.empty(x_PD.shape)
-        converted = self._converted(plan, batch, rows)
-        start, stride = targets.data_ptr(), 8 * targets.stride(0)
-        pointers, sizes = ctypes.c_void_p * len(rows), ctypes.c_int64 * len(rows)
+        converted = self._converted(plan, batch)
+        row_P = np.asarray(rows, dtype=np.int64)
+        inputs_P = converted.memory.data_ptr() + 4 * converted.size * row_P
+        targets_P = targets.data_ptr() + 8 * targets.stride(0) * row_P
+        size_P = np.asarray(batch.sizes, dtype=np.int64)[row_P]
         self._library.parley_gradients(
             plan.net,
             len(rows),
             x_PD.data_ptr(),
             x_PD.stride(0),
-            pointers(*(converted[row] for row in rows)),
-            pointers(*(start + row * stride for row in rows)),
-            sizes(*(batch.sizes[row] for row in rows)),
+            inputs_P.ctypes.data,
+            targets_P.ctypes.data,
+            size_P.ctypes.data,
             loss_P.data_ptr(),
             g_PD.data_ptr(),
             g_PD.stride(0),
@@ -106,21 +108,18 @@ class FusedEngine(Engine):
         return loss_P, g_PD
 
     def accumulate(
-        self,
-        x_AD: Tensor,
-        batch: Batch,
-        pairs: Pairs,
-        shares: Sequence[tuple[Sequence[int], Sequence[float]]],
-        sum_AD: Tensor,
+        self, x_AD: Tensor, batch: Batch, pairs: Pairs, shares: Sequence[Share], sum_AD: Tensor
     ) -> None:
         """As `Engine.accumulate`; of large models one pair at a time, to be added while in the
         cache."""
         if self.task.size < LARGE:
             super().accumulate(x_AD, batch, pairs, shares, sum_AD)
             return
-        for p, (model, row, owner) in enumerate(zip(*pairs, strict=True)):
+        models = pairs.models.tolist()
+        to = [(share.target_P.tolist(), share.weight_P.tolist()) for share in shares]
+        for p, (model, row, owner) in enumerate(zip(models, *pairs[1:], strict=True)):
             g_D = self.gradients(x_AD[model : model + 1], batch, [row], [owner])[1][0]
-            for targets, weights in shares:
+            for targets, weights in to:
                 sum_AD[targets[p]].add_(g_D, alpha=weights[p])
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
@@ -151,35 +150,32 @@ class FusedEngine(Engine):
             self._plans[key] = _Plan(net, _zeros(self._library.parley_workspace(net) // 4))
         return self._plans[key]
 
-    def _converted(self, plan: "_Plan", batch: Batch, rows: Sequence[int]) -> dict[int, int]:
-        """Where the inputs of these rows are in the kernels' layout.
+    def _converted(self, plan: "_Plan", batch: Batch) -> "_Converted":
+        """The inputs of all rows in the kernels' layout.
 
         Kept until the next batch: an agent's batch serves its own gradient and those of its
         neighbours' models.
         """
-        kept = self._inputs
-        version = batch.inputs._version
-        if (
-            kept is None
-            or kept.inputs is not batch.inputs
-            or kept.version != version
-            or kept.sizes != batch.sizes
-        ):
-            # Halos stay zero from one batch to the next, so the memory can be used again.
-            size = self._library.parley_converted(plan.net, batch.inputs.shape[1])
-            if kept is not None and kept.inputs.shape == batch.inputs.shape:
-                memory = kept.memory
-            else:
-                memory = _zeros(len(batch.inputs) * size)
-            kept = _Converted(batch.inputs, version, batch.sizes, size, memory, {})
-            self._inputs = kept
-        for row in rows:
-            if row not in kept.at:
-                at = kept.memory.data_ptr() + 4 * row * kept.size
-                inputs = batch.inputs[row].contiguous()
-                self._library.parley_convert(plan.net, inputs.data_ptr(), batch.sizes[row], at)
-                kept.at[row] = at
-        return kept.at
+        kept, version = self._inputs, batch.inputs._version
+        now = (batch.inputs, version, batch.sizes)
+        if kept is not None and kept.inputs is batch.inputs and kept[1:3] == now[1:]:
+            return kept
+        # Halos stay zero from one batch to the next, so the memory can be used again.
+        inputs, sizes = batch.inputs.contiguous(), np.asarray(batch.sizes, dtype=np.int64)
+        size = self._library.parley_converted(plan.net, inputs.shape[1])
+        again = kept is not None and kept.inputs.shape == batch.inputs.shape
+        memory = kept.memory if kept is not None and again else _zeros(len(inputs) * size)
+        self._library.parley_convert(
+            plan.net,
+            len(inputs),
+            inputs.data_ptr(),
+            inputs.stride(0),
+            sizes.ctypes.data,
+            memory.data_ptr(),
+            size,
+        )
+        self._inputs = _Converted(*now, size, memory)
+        return self._inputs
 
 
 class _Plan(NamedTuple):
@@ -195,7 +191,6 @@ class _Converted(NamedTuple):
     sizes: tuple[int, ...]
     size: int  # floats of a row
     memory: Tensor
-    at: dict[int, int]
 
 
 def _zeros(floats: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from parley.codec import Codec, Dense
 from parley.data import Batch
-from parley.engine import Engine, Pairs
+from parley.engine import Engine, Pairs, Share
 from parley.transport import Kind, Transport
 
 DENSE_MIXING = 128
@@ -108,15 +108,8 @@ class Neighbourhood:
             self._mixing = _dense(topology.weights) if dense else _sparse(topology.mixing)
             self._mixing = self._mixing.to(device, dtype)
             # And an edge is a pair of a model and a batch.
-            self._pairs = [
-                (
-                    Pairs([row[edges[e][0]] for e in r], rows, owners),
-                    [float(topology.edge_weights[e]) for e in r],
-                )
-                for r, rows, owners in zip(
-                    transport.incoming_of, self._rows, self._owners, strict=True
-                )
-            ]
+            groups = zip(self._sender, self._rows, self._owners, strict=True)
+            self._pairs = [Pairs(*group) for group in groups]
 
     def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
         """Each agent's gradient on its own batch, g^ii."""
@@ -194,12 +187,12 @@ class Neighbourhood:
 
         A gradient is added to its sender's and receiver's means as soon as it is computed.
         """
-        for r, (pairs, weights) in enumerate(self._pairs):
+        for r, pairs in enumerate(self._pairs):
             shares = []
             if alpha < 1:
-                shares.append((pairs.rows, [(1 - alpha) * w for w in weights]))
+                shares.append(Share(self._receiver[r], (1 - alpha) * self._weight_in[r][:, 0]))
             if alpha > 0:
-                shares.append((pairs.models, [alpha * w for w in weights]))
+                shares.append(Share(self._sender[r], alpha * self._weight_out[r][:, 0]))
                 length = self._dense.message_bytes(x_AD.dtype)
                 self.transport.count_replies(r, "cross_gradients", length)
             self.engine.accumulate(x_AD, batch, pairs, shares, mean_AD)

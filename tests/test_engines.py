@@ -8,7 +8,7 @@ from torch import nn
 
 from parley import engines, models
 from parley.data import Batch, cache_folder
-from parley.engine import Engine, LoopEngine, Pairs
+from parley.engine import Engine, LoopEngine, Pairs, Share
 from parley.errors import BadValue
 from parley.task import Task
 
@@ -92,8 +92,11 @@ def test_accumulating_is_adding_up(name, few, monkeypatch):
     except BadValue as error:
         pytest.skip(str(error))
     x_AD = network.start() + torch.randn(3, network.size) / 10
-    pairs = Pairs([1, 2, 0, 0], [0, 1, 2, 1], [1, 2, 0, 0])
-    shares = [([0, 1, 2, 1], [0.5, 0.25, 1.0, 2.0]), ([1, 2, 0, 0], [1.0, 1.0, 0.0, 3.0])]
+    pairs = Pairs(torch.tensor([1, 2, 0, 0]), [0, 1, 2, 1], [1, 2, 0, 0])
+    shares = [
+        Share(torch.tensor([0, 1, 2, 1]), torch.tensor([0.5, 0.25, 1.0, 2.0])),
+        Share(torch.tensor([1, 2, 0, 0]), torch.tensor([1.0, 1.0, 0.0, 3.0])),
+    ]
     start_AD = torch.randn(3, network.size)
     sum_AD = start_AD.clone()
     engine.accumulate(x_AD, data, pairs, shares, sum_AD)

@@ -161,7 +161,9 @@ def _open(path: Path) -> ctypes.CDLL:
         "parley_lanes": (c_int64,),
         "parley_workspace": (c_int64, POINTER(Net)),
         "parley_converted": (c_int64, POINTER(Net), c_int64),
-        "parley_convert": (None, POINTER(Net), c_void_p, c_int64, c_void_p),
+        "parley_convert": (
+            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+        ),
         "parley_gradients": (
             *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_void_p, c_void_p, c_int64, c_void_p),

@@ -948,7 +948,7 @@ Int parley_workspace(const Net *net) {
 Int parley_converted(const Net *net, Int n) { return blocks_of(n) * input_block(net) * LANES; }
 
 /* Inputs [n][channels][height][width] to blocks of maps. Halos in `to` must be zero already. */
-void parley_convert(const Net *net, const float *inputs, Int n, float *to) {
+static void convert(const Net *net, const float *inputs, Int n, float *to) {
     Int halo = first_halo(net), width = net->stages ? net->stage[0].width : net->inputs;
     Int lines = net->inputs / width, size = net->inputs;
     for (Int b = 0; b < blocks_of(n); b++) {
@@ -961,6 +961,13 @@ void parley_convert(const Net *net, const float *inputs, Int n, float *to) {
                     row[x * LANES + l] = l < here ? from[l * size + y * width + x] : 0;
         }
     }
+}
+
+/* All rows of a batch; row r has sizes[r] samples and goes to `to` + r * size. */
+void parley_convert(
+    const Net *net, Int rows, const float *inputs, Int stride, const Int *sizes, float *to, Int size
+) {
+    for (Int r = 0; r < rows; r++) convert(net, inputs + r * stride, sizes[r], to + r * size);
 }
 
 /* Loss and gradient of `pairs` models [.][parameters], each on its batch; converted[p] and
@@ -1000,7 +1007,7 @@ void parley_predict(const Net *net, const float *parameters, const float *inputs
     vec *converted = net->stages ? work.in[0] : work.flat;
     for (Int first = 0; first < n; first += samples) {
         Int count = smallest(samples, n - first), stride = blocks_of(count) * LANES;
-        parley_convert(net, inputs + first * net->inputs, count, (float *)converted);
+        convert(net, inputs + first * net->inputs, count, (float *)converted);
         forward(net, &work, parameters, converted, blocks_of(count));
         const float *out = work.features[net->denses];
         for (Int i = 0; i < count; i++)
