@@ -79,7 +79,10 @@ def test_every_entry_is_its_sign_times_the_scale(case: tuple[Tensor, tuple[int, 
             scale = original.abs().mean(1, keepdim=True)
             assert torch.equal(got >= 0, (original >= 0) | (scale == 0))
             assert torch.equal(got.abs(), got[:, :1].abs().expand_as(got))  # one scale for all
-            torch.testing.assert_close(got.abs(), scale.expand_as(got))
+            if got.dtype == torch.float64 or not kernels.available():
+                assert torch.equal(got.abs(), scale.expand_as(got))
+            else:  # the kernels add up in another order
+                torch.testing.assert_close(got.abs(), scale.expand_as(got))
 
 
 @pytest.mark.skipif(not kernels.available(), reason=kernels.reason())

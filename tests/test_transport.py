@@ -181,13 +181,17 @@ def test_placement_does_not_matter(spread_out: Seen, together: Any, case: str, n
 @pytest.mark.parametrize("name", PLACEMENTS)
 @pytest.mark.parametrize("case", float32_cases())
 def test_placement_in_float32(spread_out: Seen, together: Any, case: str, name: str) -> None:
-    """Sums are rounded in another order. After 20 steps models are within 1e-3 of how far they have
-    come; where signs are sent, within 2e-2, since an entry next to zero may fall to either side."""
+    """Sums are rounded in another order: after 20 steps 1e-3 is left of equality (CGA's
+    program magnifies it most). As-run CompCGA magnifies it until, at step 10 of this case, an entry
+    next to zero is sent with the other sign; from there it is only near in norm."""
     got, expected = spread_out(name, case, torch.float32), together[case, torch.float32]
-    tolerance = 2e-2 if case.startswith("comp") else 1e-3
+    if case.partition("-")[0] != "compcga14":
+        check(got, expected, 1e-3)
+        return
     start_AD, end_AD = expected["x_TAD"][0], expected["x_TAD"][-1]
     apart = (got["x_TAD"][-1] - end_AD).norm() / (end_AD - start_AD).norm()
-    assert apart < tolerance
+    assert apart < 2e-2
+    check({"x_TAD": got["x_TAD"][:9]}, {"x_TAD": expected["x_TAD"][:9]}, 1e-3)
     for key in expected:
         if key.startswith("bytes"):
             assert torch.equal(got[key], expected[key]), key
