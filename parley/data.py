@@ -881,7 +881,13 @@ def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
     try:
         with _quiet(), hub.offline_unless_reachable(isinstance(place, str)) as reachable:
             if isinstance(place, Path):
-                return datasets.load_dataset(str(place))
+                made = datasets.load_dataset(str(place))
+                if set(next(iter(made.values())).features) == {"image"}:
+                    # Folders of images: the loader leaves labels out where all are the same, which
+                    # is what an agent that has seen one class has.
+                    options = {"data_dir": str(place), "drop_labels": False}
+                    made = datasets.load_dataset("imagefolder", **options)
+                return made
             try:
                 return datasets.load_dataset(place, config)
             except RuntimeError as error:
