@@ -261,7 +261,9 @@ def _joined(store: Store, backend: str, rank: int, world: int) -> Iterator[None]
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=SILENCE)
     except RuntimeError as error:
-        raise ParleyError(f"workers: they could not be connected ({_line(error)})") from None
+        # One that has joined and failed already has left its words, and closed its connections.
+        unclear = ParleyError(f"workers: they could not be connected ({_line(error)})")
+        raise _told(store) or unclear from None
     try:
         yield
     except WorkerLost as error:

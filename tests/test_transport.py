@@ -105,6 +105,8 @@ def joined(store: Path, rank: int, world: int) -> Iterator[None]:
         world_size=world,
         timeout=timedelta(seconds=PATIENCE),
     )
+    # Who leaves before all have connected makes the others fail while they are still joining.
+    dist.barrier()
     try:
         yield
     finally:
