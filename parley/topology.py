@@ -38,9 +38,11 @@ Indices: TypeAlias = npt.NDArray[np.integer]
 Sparse: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
 Edge: TypeAlias = tuple[int, int]
 Weights: TypeAlias = "str | npt.ArrayLike | Sparse"
-"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn") or the matrix itself, which may be
-a scipy.sparse one."""
-Property: TypeAlias = Literal["symmetric", "doubly-stochastic", "row-stochastic"]
+"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn", "push") or the matrix itself, which
+may be a scipy.sparse one."""
+Property: TypeAlias = Literal[
+    "symmetric", "doubly-stochastic", "row-stochastic", "column-stochastic"
+]
 
 TOLERANCE = 1e-9
 DENSE = 2000
@@ -70,7 +72,7 @@ class Topology:
     """At [i, j] what i gives to j's value: one entry for each edge j -> i and one for each agent,
     be they zero, sorted by row, then column. May be given as any kind of matrix."""
     scheme: str = "explicit"
-    """How the weights were made: "uniform", "metropolis", "sinkhorn" or "explicit"."""
+    """How the weights were made: "uniform", "metropolis", "sinkhorn", "push" or "explicit"."""
 
     def __post_init__(self) -> None:
         n = len(self.graph)
@@ -194,6 +196,11 @@ class Topology:
         return self._flaw("doubly-stochastic") is None
 
     @cached_property
+    def column_stochastic(self) -> bool:
+        """Whether each agent shares out its own value: no negative weight, columns sum to 1."""
+        return self._flaw("column-stochastic") is None
+
+    @cached_property
     def eigenvalues(self) -> npt.NDArray[np.complex128]:  # [N]
         """The eigenvalues of the weights, by falling modulus: N³ work on the dense matrix."""
         symmetric = np.array_equal(self.weights, self.weights.T)
@@ -254,6 +261,8 @@ class Topology:
                 remedy = "weights=sinkhorn" if self.directed else "weights=metropolis"
             case "row-stochastic":
                 remedy = "weights=auto, or a matrix of weights from 0 whose rows sum to 1"
+            case "column-stochastic":
+                remedy = "weights=push"
             case _:
                 assert_never(what)
         raise BadValue("weights", self.scheme, remedy, f"{who} needs {what} weights; {flaw}")
@@ -270,9 +279,10 @@ class Topology:
         for i, j in _places(w, w.data < -TOLERANCE):
             return f"agent {i} gives agent {j} the negative weight {w[i, j]:g}"
         rows, columns = _times(w, one), _times(w.T, one)
-        for i in np.flatnonzero(np.abs(rows - 1) > TOLERANCE).tolist():
-            return f"row {i} sums to {rows[i]:g}"
-        if what == "doubly-stochastic":
+        if what != "column-stochastic":
+            for i in np.flatnonzero(np.abs(rows - 1) > TOLERANCE).tolist():
+                return f"row {i} sums to {rows[i]:g}"
+        if what != "row-stochastic":
             for j in np.flatnonzero(np.abs(columns - 1) > TOLERANCE).tolist():
                 return f"column {j} sums to {columns[j]:g}"
         return None
@@ -687,10 +697,25 @@ def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_
     )
 
 
+def push(graph: nx.DiGraph[int]) -> Sparse:
+    """Everyone shares out its value evenly to itself and all it sends to: columns sum to 1.
+
+    An agent needs to know nothing but how many it sends to; for push-sum (Kempe et al., 2003).
+
+    >>> push(nx.DiGraph([(0, 1), (0, 2), (1, 0), (2, 0)])).toarray().round(2)
+    array([[0.33, 0.5 , 0.5 ],
+           [0.33, 0.5 , 0.  ],
+           [0.33, 0.  , 0.5 ]])
+    """
+    pattern = _pattern(graph)
+    return _filled(pattern, (1 / np.bincount(pattern.indices))[pattern.indices])
+
+
 SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Sparse]] = {
     "uniform": uniform,
     "metropolis": metropolis,
     "sinkhorn": sinkhorn,
+    "push": push,
 }
 
 
