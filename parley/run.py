@@ -79,6 +79,8 @@ def problem(
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
         source = replace(source, train=share)
+    if experiment.test_fraction < 1:
+        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
