@@ -4,6 +4,7 @@ experiment.toml     the full experiment
 environment.json    versions and machine
 records.jsonl       one line for every evaluation
 checkpoint/         what resuming needs
+status.json         where the run is, until it is complete (`parley.status`)
 summary.json        written when the run is complete
 """
 

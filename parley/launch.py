@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -32,7 +32,8 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.folder import RECORDS, RunFolder
 from parley.placement import spread
-from parley.run import EpochDone, Event, Problem, Record, Run, device_of
+from parley.run import AGENT_FIELDS, EpochDone, Event, Problem, Record, Run, device_of
+from parley.status import reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
@@ -132,7 +133,7 @@ def _work(
     watch: Watcher,
 ) -> Outcome | None:
     """One worker, from loading to summary."""
-    with _threads(experiment.threads):
+    with _threads(experiment.threads), ExitStack() as until_done:
         problem = load(experiment)
         placement = spread(problem.topology, experiment.workers, rank)
         transport: Transport
@@ -145,6 +146,7 @@ def _work(
             folder.open(experiment, resume)
         _meet(transport)  # nobody writes into a folder that has been refused
         records = _restore(run, folder, first) if folder and resume else []
+        report = until_done.enter_context(reported(folder.path if folder and first else None))
         try:
             for event in run.events():
                 if isinstance(event, EpochDone):
@@ -153,6 +155,7 @@ def _work(
                     if event.record:
                         records.append(event.record)
                 if first:
+                    report(event)
                     watch(event)
         except WorkerLost:
             raise
@@ -203,7 +206,7 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "partition": experiment.partition,
         "seed": experiment.seed,
         "epochs": experiment.epochs,
-        **{k: v for k, v in last.items() if k not in ("epoch", "accuracy_agents")},
+        **{k: v for k, v in last.items() if k not in ("epoch", *AGENT_FIELDS)},
         "out": str(out) if out else None,
     }
 

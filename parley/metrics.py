@@ -41,10 +41,15 @@ def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
     return (total / transport.topology.agents).to(x_AD.dtype)
 
 
-def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
+def distances(x_AD: Tensor, mean_D: Tensor) -> Tensor:
+    """How far each model is from the average of all, ‖x_i - x̄‖, ``float64[A]``."""
+    distance_A: Tensor = torch.linalg.vector_norm(x_AD - mean_D, dim=1, dtype=torch.float64)
+    return distance_A
+
+
+def consensus_distance(distance_N: Tensor) -> float:
     """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
-    squares = (x_AD - mean_D).double().square().sum()
-    return float((transport.sum(squares) / transport.topology.agents).sqrt())
+    return float(distance_N.square().mean().sqrt())
 
 
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:

@@ -66,7 +66,8 @@ def observe(algorithm: Algorithm, hood: Neighbourhood) -> dict[str, Tensor]:
     transport, dtype = hood.transport, hood.task.dtype
     iterates, state = small.trajectory(algorithm, hood, STEPS)
     mean_D = metrics.mean_model(state.x_AD, transport)
-    distance = metrics.consensus_distance(state.x_AD, mean_D, transport)
+    distance_N = transport.gather(metrics.distances(state.x_AD, mean_D))
+    distance = metrics.consensus_distance(distance_N)
     seen = {
         "x_TAD": torch.stack(iterates),
         "gathered_AD": transport.gather(state.x_AD),
