@@ -32,9 +32,6 @@ from parley.transport import Kind, Transport
 Record = dict[str, Any]
 """One line of ``records.jsonl``."""
 
-AGENT_FIELDS = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists of one number for each agent."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -296,7 +293,6 @@ class Run:
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         gamma = getattr(self.algorithm, "gamma", 1.0)
         mean_D = metrics.mean_model(x_AD, transport)
-        distance_N = transport.gather(metrics.distances(x_AD, mean_D))
         loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
         self._check_losses(loss_N)
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
@@ -318,8 +314,10 @@ class Run:
             "accuracy_own_max": float(own_N.max()),
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": [round(a, 6) for a in own_N.tolist()],
-            "consensus_distance": metrics.consensus_distance(distance_N),
-            "distance_agents": [float(f"{d:.6g}") for d in distance_N.tolist()],
+            "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "distance_agents": [
+                float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()
+            ],
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }

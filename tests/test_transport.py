@@ -66,8 +66,7 @@ def observe(algorithm: Algorithm, hood: Neighbourhood) -> dict[str, Tensor]:
     transport, dtype = hood.transport, hood.task.dtype
     iterates, state = small.trajectory(algorithm, hood, STEPS)
     mean_D = metrics.mean_model(state.x_AD, transport)
-    distance_N = transport.gather(metrics.distances(state.x_AD, mean_D))
-    distance = metrics.consensus_distance(distance_N)
+    distance = metrics.consensus_distance(state.x_AD, mean_D, transport)
     seen = {
         "x_TAD": torch.stack(iterates),
         "gathered_AD": transport.gather(state.x_AD),
