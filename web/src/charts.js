@@ -8,7 +8,7 @@
 // buttons above the chart (not on the canvas: they take the keyboard, and screen readers see them);
 // charts that give the same `link` switch together.
 import * as echarts from "echarts/core";
-import { CustomChart, GraphChart, HeatmapChart, LineChart, ScatterChart } from "echarts/charts";
+import { CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart } from "echarts/charts";
 import {
   AriaComponent,
   DataZoomInsideComponent,
@@ -22,7 +22,7 @@ import { CanvasRenderer, SVGRenderer } from "echarts/renderers";
 import palette from "../../parley/web/palette.json";
 
 echarts.use([
-  CustomChart, GraphChart, HeatmapChart, LineChart, ScatterChart, AriaComponent, GridComponent,
+  CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart, AriaComponent, GridComponent,
   DataZoomInsideComponent, MarkLineComponent, TooltipComponent, VisualMapComponent, LabelLayout,
   CanvasRenderer, SVGRenderer,
 ]);
@@ -86,7 +86,8 @@ export function number(value, unit = "") {
   return unit ? `${text} ${unit}` : text;
 }
 
-const escaped = (text) => echarts.format.encodeHTML(String(text));
+/** Text as HTML. */
+export const escaped = (text) => echarts.format.encodeHTML(String(text));
 
 class Chart {
   constructor(element, description, build) {
@@ -128,7 +129,8 @@ class Chart {
         aria: { enabled: false }, // the container's label says it, in one sentence
         ...option,
       },
-      { notMerge: true },
+      // A live chart keeps its tooltip and whatever moves; it never loses a part but series.
+      this.description.live ? { replaceMerge: ["series"] } : { notMerge: true },
     );
   }
 
@@ -235,7 +237,8 @@ function frame(description, ink, xs, ys) {
   };
 }
 
-const tooltip = (ink) => ({
+/** The look of all tooltips. */
+export const tooltip = (ink) => ({
   confine: true,
   backgroundColor: ink.paper,
   borderColor: ink.line,
@@ -510,6 +513,8 @@ export const scatterChart = (element, description) => new Chart(element, descrip
 export const heatMap = (element, description) => new Chart(element, description, heatOption);
 /** Who talks with whom: agents at given places, as pies of their classes or coloured by a value. */
 export const graphChart = (element, description) => new Chart(element, description, graphOption);
+/** Any other: `build(description, colours, chart)` makes the option. */
+export const customChart = (element, description, build) => new Chart(element, description, build);
 
 const KINDS = { line: lineChart, scatter: scatterChart, heat: heatMap, graph: graphChart };
 
