@@ -28,6 +28,7 @@ from parley.codec import Dense, ScaledSign
 from parley.errors import BadValue, ParleyError, unknown_name, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.progress import TrainingProgress, console
+from parley.report.cli import report
 from parley.reproduce.cli import app as reproduce_app
 from parley.run import problem
 from parley.transport import HEADER
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(reproduce_app, name="reproduce")
+app.command()(report)
 screen = Console()
 """Stdout, for results."""
 

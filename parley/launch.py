@@ -220,10 +220,10 @@ def describe(problem: Problem) -> dict[str, Any]:
     """Who talks with whom and who holds what, for whoever draws it."""
     graph, classes = problem.topology, len(problem.class_names)
     counts = [torch.bincount(s.targets, minlength=classes) for s in problem.samples]
+    weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
     return {
         "topology": graph.name,
-        "directed": graph.directed,
-        "edges": [[j, i, round(float(graph.mixing[i, j]), 6)] for j, i in graph.edges],
+        "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
         "classes": list(problem.class_names),
         "held": [count.tolist() for count in counts],
         "note": problem.note,

@@ -218,9 +218,8 @@ def _flat(run: RecordedRun) -> dict[str, Any]:
     if run.experiment is None:
         return {}
     fields: dict[str, Any] = run.experiment.model_dump(exclude=NOT_COMPARED)
-    inner = fields.pop("algorithm")
-    inner.pop("name")
-    return fields | inner
+    inner = {name: value for name, value in fields.pop("algorithm").items() if name != "name"}
+    return {**fields, **inner}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import {
   AriaComponent,
   DataZoomInsideComponent,
   GridComponent,
-  MarkLineComponent,
   TooltipComponent,
   VisualMapComponent,
 } from "echarts/components";
@@ -22,8 +21,8 @@ import { CanvasRenderer, SVGRenderer } from "echarts/renderers";
 import palette from "../../parley/web/palette.json";
 
 echarts.use([
-  CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart, AriaComponent, GridComponent,
-  DataZoomInsideComponent, MarkLineComponent, TooltipComponent, VisualMapComponent, LabelLayout,
+  CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart, AriaComponent,
+  GridComponent, DataZoomInsideComponent, TooltipComponent, VisualMapComponent, LabelLayout,
   CanvasRenderer, SVGRenderer,
 ]);
 
@@ -98,12 +97,14 @@ class Chart {
     element.replaceChildren();
     this.legend = element.appendChild(document.createElement("div"));
     this.legend.className = "parley-legend";
-    this.canvas = element.appendChild(document.createElement("div"));
-    this.canvas.className = "parley-canvas";
-    this.canvas.setAttribute("role", "img");
-    this.chart = echarts.init(this.canvas, null, { renderer: description.renderer ?? "svg" });
-    this.observer = new ResizeObserver(() => this.resize());
-    this.observer.observe(this.canvas);
+    if (build) {
+      this.canvas = element.appendChild(document.createElement("div"));
+      this.canvas.className = "parley-canvas";
+      this.canvas.setAttribute("role", "img");
+      this.chart = echarts.init(this.canvas, null, { renderer: description.renderer ?? "svg" });
+      this.observer = new ResizeObserver(() => this.resize());
+      this.observer.observe(this.canvas);
+    }
     charts.add(this);
     this.update(description);
   }
@@ -111,13 +112,14 @@ class Chart {
   /** Shows other data; what was switched off stays off. */
   update(description) {
     this.description = description;
-    this.canvas.setAttribute("aria-label", description.about ?? description.title ?? "chart");
+    this.canvas?.setAttribute("aria-label", description.about ?? description.title ?? "chart");
     this.drawLegend();
     this.render();
   }
 
   render() {
     this.drawSwatches();
+    if (!this.build) return;
     const shown = { ...this.description };
     if (shown.series) shown.series = shown.series.filter((s) => !this.hidden.has(s.name));
     const option = this.build(shown, colours(), this);
@@ -184,9 +186,9 @@ class Chart {
   }
 
   dispose() {
-    this.observer.disconnect();
+    this.observer?.disconnect();
     charts.delete(this);
-    this.chart.dispose();
+    this.chart?.dispose();
     this.element.replaceChildren();
   }
 }
@@ -229,11 +231,10 @@ function range(about, series, key) {
 function frame(description, ink, xs, ys) {
   const x = range(description.x, xs, "x");
   const y = range(description.y, ys, "y");
-  const trimmed = (at) => ({ ...at, axisLabel: { ...at.axisLabel, showMinLabel: true, showMaxLabel: true } });
   return {
-    grid: { left: 8, right: 16, top: 14, bottom: 8, outerBoundsMode: "same", outerBoundsContain: "all" },
+    grid: { left: y.name ? 20 : 4, right: 16, top: 14, bottom: 8, outerBoundsMode: "same", outerBoundsContain: "all" },
     xAxis: axis(x, ink, true),
-    yAxis: { ...trimmed(axis(y, ink, false)), axisLabel: { ...axis(y, ink, false).axisLabel, showMinLabel: y.log, showMaxLabel: true } },
+    yAxis: axis(y, ink, false),
   };
 }
 
@@ -250,8 +251,12 @@ const swatch = (colour) =>
   `<span style="display:inline-block;width:.7em;height:.7em;border-radius:50%;background:${colour}"></span>`;
 
 function valueRow(series, index, unit) {
-  const low = series.low?.[index];
-  const spread = Number.isFinite(low) && series.high[index] > low ? ` ± ${number((series.high[index] - low) / 2)}` : "";
+  const [low, high] = [series.low?.[index], series.high?.[index]];
+  const spread = !(high > low)
+    ? ""
+    : series.spread === "range"
+      ? ` (${number(low)} to ${number(high)})`
+      : ` ± ${number((high - low) / 2)}`;
   return (
     `<tr><td>${swatch(lineColour(series.slot ?? 0))} ${escaped(series.name)}</td>` +
     `<td style="text-align:right;padding-left:1em;font-variant-numeric:tabular-nums">` +
@@ -313,16 +318,6 @@ function lineOption(description, ink) {
   const bands = series
     .filter((s) => s.low && s.x.length > 1)
     .map((s) => band({ ...s, low: s.low.map(floor), high: s.high.map(floor) }, lineColour(s.slot ?? 0)));
-  const marks = description.marks ?? [];
-  if (lines.length && marks.length) {
-    lines[0].markLine = {
-      silent: true,
-      symbol: "none",
-      lineStyle: { color: ink.faint, type: "dotted" },
-      label: { color: ink.faint, position: "insideEndTop", formatter: ({ name }) => name },
-      data: marks.map((m) => ({ name: m.name, yAxis: m.y })),
-    };
-  }
   return {
     ...frame(description, ink, series, series),
     ...(description.zoom ? { dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }] } : {}),
@@ -511,12 +506,14 @@ export const lineChart = (element, description) => new Chart(element, descriptio
 export const scatterChart = (element, description) => new Chart(element, description, scatterOption);
 /** A matrix `values[row][column]` with names on both sides. */
 export const heatMap = (element, description) => new Chart(element, description, heatOption);
+/** The buttons alone, for charts that are too small to have them: those with the same `link`. */
+export const legend = (element, description) => new Chart(element, description, null);
 /** Who talks with whom: agents at given places, as pies of their classes or coloured by a value. */
 export const graphChart = (element, description) => new Chart(element, description, graphOption);
 /** Any other: `build(description, colours, chart)` makes the option. */
 export const customChart = (element, description, build) => new Chart(element, description, build);
 
-const KINDS = { line: lineChart, scatter: scatterChart, heat: heatMap, graph: graphChart };
+const KINDS = { line: lineChart, scatter: scatterChart, heat: heatMap, graph: graphChart, legend };
 
-/** The chart of a description that names its kind: line, scatter, heat or graph. */
+/** The chart of a description that names its kind: line, scatter, heat, graph or legend. */
 export const draw = (element, description) => KINDS[description.kind](element, description);
