@@ -317,6 +317,9 @@ class Run:
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": [round(a, 6) for a in own_N.tolist()],
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "distance_agents": [
+                float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()
+            ],
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
