@@ -16,7 +16,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from parley.codec import Codec, Dense
+from parley.codec import Codec, Dense, hashed
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
 from parley.transport import Kind, Transport
@@ -119,13 +119,24 @@ class Neighbourhood:
 
     def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
         """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
-        codec = codec or self._dense
+        codec = self.keyed(codec or self._dense)
         arrivals = self.transport.forward(codec.encode(x_AD), kind, codec)
         unchanged = self._mixing is not None and codec is self._dense
         source_AD = x_AD if unchanged else None
         return Flow(
             codec, x_AD.dtype, lambda: map(arrivals.of, self.transport.incoming_of), source_AD
         )
+
+    def keyed(self, codec: Codec, stream: int = 0) -> Codec:
+        """The codec with this step's random choices of the hosted agents, if it makes any.
+
+        What is encoded with it, and what `exchange` sends with it, are the same messages. A step
+        that sends several random messages gives each a `stream` of its own.
+        """
+        if not codec.draws or codec.key_E is not None:
+            return codec
+        own = torch.tensor(self.agents)
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, stream, own, own))
 
     def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
         """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
@@ -149,8 +160,9 @@ class Neighbourhood:
         """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
 
         def make() -> Iterator[Tensor]:
-            for e_ED, g_ED in zip(self._split(e_ID), g_I, strict=True):
-                yield codec.take(e_ED.add_(g_ED))
+            rounds = zip(self._split(e_ID), g_I, self._rows, self._owners, strict=True)
+            for e_ED, g_ED, rows, owners in rounds:
+                yield self._keyed_to(owners, rows, codec).take(e_ED.add_(g_ED))
 
         return Flow(codec, g_I.dtype, make)
 
@@ -213,6 +225,13 @@ class Neighbourhood:
         """A zero vector for every incoming edge, [I, D]."""
         start = self.task.start()
         return start.new_zeros(self.incoming, len(start))
+
+    def _keyed_to(self, owners: list[int], rows: list[int], codec: Codec) -> Codec:
+        """For replies: the choices are those of an edge."""
+        if not codec.draws:
+            return codec
+        ends = [torch.tensor(owners), torch.tensor([self.agents[row] for row in rows])]
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, 0, *ends))
 
     def _reply(self, wire_EB: Tensor, r: int, codec: Codec, kind: Kind) -> Tensor:
         return self.transport.backward(wire_EB, r, kind, codec)
