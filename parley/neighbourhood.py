@@ -10,6 +10,7 @@ algorithm asks for it.
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import scipy.sparse
@@ -19,6 +20,7 @@ from torch import Tensor
 from parley.codec import Codec, Dense, hashed
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
+from parley.topology import Topology
 from parley.transport import Kind, Transport
 
 DENSE_MIXING = 128
@@ -82,6 +84,7 @@ class Neighbourhood:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
+        self._phases = [_Phase(self, phase) for phase in topology.phases]
         self._rounds = range(len(topology.rounds))
         self._self_weight_A = column([topology.self_weights[i] for i in self.agents])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
@@ -110,6 +113,12 @@ class Neighbourhood:
             # And an edge is a pair of a model and a batch.
             groups = zip(self._sender, self._rows, self._owners, strict=True)
             self._pairs = [Pairs(*group) for group in groups]
+
+    def at(self, step: int) -> "Neighbourhood":
+        """The neighbourhood of a step: another one in each where the graph changes."""
+        hood = self._phases[step % len(self._phases)] if self._phases else self
+        hood.transport.step = step
+        return hood
 
     def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
         """Each agent's gradient on its own batch, g^ii."""
@@ -160,9 +169,11 @@ class Neighbourhood:
         """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
 
         def make() -> Iterator[Tensor]:
-            rounds = zip(self._split(e_ID), g_I, self._rows, self._owners, strict=True)
-            for e_ED, g_ED, rows, owners in rounds:
-                yield self._keyed_to(owners, rows, codec).take(e_ED.add_(g_ED))
+            for r, e_ED, g_ED in zip(self._rounds, self._kept(e_ID), g_I, strict=True):
+                codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
+                wire_EB = codec_E.take(e_ED.add_(g_ED))
+                self._keep(e_ID, r, e_ED)
+                yield wire_EB
 
         return Flow(codec, g_I.dtype, make)
 
@@ -222,7 +233,7 @@ class Neighbourhood:
         return torch.lerp(x_AD, self.average(x_AD, self.exchange(x_AD, kind=kind)), gamma)
 
     def zeros_I(self) -> Tensor:
-        """A zero vector for every incoming edge, [I, D]."""
+        """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""
         start = self.task.start()
         return start.new_zeros(self.incoming, len(start))
 
@@ -238,6 +249,40 @@ class Neighbourhood:
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
         return iter(values_ID.split([len(rows) for rows in self._rows]))
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        """What the state has for the edges of each round."""
+        return self._split(state_ID)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        """Puts back what `_kept` gave; here that was a view."""
+
+
+class _Phase(Neighbourhood):
+    """One graph of a sequence. What is kept on edges is kept on those of all graphs together."""
+
+    def __init__(self, whole: Neighbourhood, topology: Topology) -> None:
+        super().__init__(whole.transport.on(topology), whole.engine)
+        self._whole = whole
+        every = whole.transport.topology.edges
+        place = {
+            every[e]: n for n, e in enumerate(chain.from_iterable(whole.transport.incoming_of))
+        }
+        edges, device = topology.edges, self.task.start().device
+        self._places = [
+            torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
+            for r in self.transport.incoming_of
+        ]
+
+    def zeros_I(self) -> Tensor:
+        """A zero vector for every incoming edge of all graphs."""
+        return self._whole.zeros_I()
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        return (state_ID[places] for places in self._places)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        state_ID[self._places[r]] = state_ED
 
 
 def _dense(weights: np.ndarray) -> Tensor:
