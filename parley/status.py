@@ -30,8 +30,8 @@ def reported(folder: Path | None) -> Iterator[Callable[[Event], None]]:
     if folder is None:
         yield lambda event: None
         return
-    with _held(folder) as held:
-        status = _Status(folder, held)
+    with held(folder) as locked:
+        status = _Status(folder, locked)
         try:
             yield status
         except BaseException as error:
@@ -67,15 +67,15 @@ def is_held(folder: Path) -> bool:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """A lock on the folder, if it can be had."""
+def held(folder: Path) -> Iterator[bool]:
+    """Holds a lock on the folder; whether it could be had."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for _ in range(10):  # somebody may just be looking
-            if held := _locked(descriptor):
+            if locked := _locked(descriptor):
                 break
             time.sleep(0.02)
-        yield held
+        yield locked
     finally:
         os.close(descriptor)
 
@@ -91,11 +91,11 @@ def _locked(descriptor: int) -> bool:
 class _Status:
     """The file, written anew now and then."""
 
-    def __init__(self, folder: Path, held: bool) -> None:
+    def __init__(self, folder: Path, locked: bool) -> None:
         self._path = folder / STATUS
         self._written = -float("inf")
         self._now = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
-        self._now |= {"locked": held}
+        self._now |= {"locked": locked}
         self._begun = False
 
     def __call__(self, event: Event) -> None:

@@ -80,9 +80,9 @@ def test_stopped_is_told_from_killed(tmp_path: Path) -> None:
 
 
 def test_whoever_looks_does_not_keep_a_run_from_its_lock(tmp_path: Path) -> None:
-    with status._held(tmp_path) as held:
-        assert held
-        with status._held(tmp_path) as second:
+    with status.held(tmp_path) as first:
+        assert first
+        with status.held(tmp_path) as second:
             assert not second
         assert status.is_held(tmp_path)
     assert not status.is_held(tmp_path)

@@ -34,6 +34,8 @@ SILENCE = 120.0
 """Seconds without a sign of life after which a run that cannot be looked at directly is over."""
 SCAN_EVERY = 1.0
 """Seconds from one look at the folder to the next, however many are watching."""
+REST = 4.0
+"""After a slow look the disk is left alone for so many times as long."""
 DEPTH = 8
 MOST_FOLDERS = 20_000
 """Folders that are looked into; somebody may have named the root of a disk."""
@@ -74,8 +76,8 @@ class Runs:
             started = time.monotonic()
             if started - self._scanned >= SCAN_EVERY:
                 self._listed = self._scan()
-                # A slow disk is not asked all the time.
-                self._scanned = time.monotonic() + 4 * (time.monotonic() - started)
+                now = time.monotonic()
+                self._scanned = now + REST * (now - started)
             return self._listed
 
     def _scan(self) -> dict[str, Any]:

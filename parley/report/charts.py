@@ -55,16 +55,16 @@ class Section:
 def sections(groups: Sequence[Group]) -> list[Section]:
     """All sections with charts, in the order of the page."""
     several = any(len(group.runs) > 1 for group in groups)
-    band = "Bands reach one standard deviation over seeds to either side. " if several else ""
+    band = " Bands reach one standard deviation over seeds to either side." if several else ""
     return [
         graph_section(groups),
         accuracy_section(groups, band),
-        _curves("loss", "Loss", f"{band}Lower is better.", groups, [
+        _curves("loss", "Loss", f"Lower is better.{band}", groups, [
             ("Test loss of the averaged model", "loss", field_of("loss"), {}),
             ("Training loss of the agents' own models", "loss", field_of("loss_train"), {}),
         ]),
         _curves("distance", "Distance between agents",
-            f"{band}How far the agents' models are from their average: √(mean of ‖x_i − x̄‖²).",
+            f"How far the agents' models are from their average: √(mean of ‖x_i − x̄‖²).{band}",
             groups,
             [("Consensus distance", "distance", field_of("consensus_distance"), {"log": True})],
         ),
@@ -161,8 +161,8 @@ def accuracy_section(groups: Sequence[Group], band: str) -> Section:
     """One chart for each of the three accuracies; of a single method, all three in one."""
     percent = {"name": "test accuracy, %", "unit": "%"}
     text = (
-        f"{band}Of the average of all models, of each agent's own model (mean over agents), and of "
-        "each after further rounds of averaging without training."
+        "Of the average of all models, of each agent's own model (mean over agents), and of each "
+        f"after further rounds of averaging without training.{band}"
     )
     charts = []
     if len(groups) == 1:
@@ -208,8 +208,8 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
     """ε and ω, where they were asked for."""
     made = _curves(
         "bias", "Bias terms ε and ω",
-        f"{band}Norms of how much a gradient changes with the neighbour's model (ε) and with the "
-        "neighbour's data (ω).",
+        "Norms of how much a gradient changes with the neighbour's model (ε) and with the "
+        f"neighbour's data (ω).{band}",
         groups,
         [("ε, model variance", "norm of ε", field_of("epsilon_norm"), {}),
          ("ω, data variance", "norm of ω", field_of("omega_norm"), {})],
@@ -228,15 +228,15 @@ def bytes_section(groups: Sequence[Group], band: str) -> Section:
         x["log"] = True  # one bit an entry beside 32: a linear axis would hide it
     y = {"name": "test accuracy, %", "unit": "%"}
     wanted = (
-        ("Averaged model", "accuracy_mean_model"),
-        ("Agents' models after gossip, mean", "accuracy_after_gossip"),
+        ("Averaged model, by what is sent", "accuracy_mean_model"),
+        ("Agents' models after gossip, by what is sent", "accuracy_after_gossip"),
     )
     made = [_lines(t, groups, field_of(n, 100), y, sent_megabytes, x) for t, n in wanted]
     charts = [chart for chart in made if chart is not None]
     if charts and not any(v > 0 for s in charts[0]["series"] for v in s["x"]):
         return Section("bytes", "Accuracy for what is sent", missing="Nothing was sent.")
     missing = "" if charts else _no_records(groups) or "The records do not count bytes."
-    text = f"{band}Bytes are counted as sent, headers included, models and cross-gradients."
+    text = f"Bytes are counted as sent, headers included, models and cross-gradients.{band}"
     return Section("bytes", "Accuracy for what is sent", text, charts, missing)
 
 

@@ -127,7 +127,7 @@ COLUMNS: tuple[tuple[str, Callable[[Record], float | None], str, str], ...] = (
     ("worst agent, %", field_of("accuracy_own_min", 100), ".2f", ".2f"),
     ("best agent, %", field_of("accuracy_own_max", 100), ".2f", ".2f"),
     ("after gossip, %", field_of("accuracy_after_gossip", 100), ".2f", ".2f"),
-    ("test loss", field_of("loss"), ".4g", ".2g"),
+    ("test loss", field_of("loss"), ".3f", ".3f"),
     ("distance", field_of("consensus_distance"), ".3g", ".1g"),
     ("MB sent by each", sent_megabytes, ".4g", ""),
     ("seconds", field_of("seconds"), ".1f", ""),
@@ -216,7 +216,7 @@ def _origin(groups: Sequence[Group], when: date) -> str:
             parts.append('<p class="faint">Versions and machine were not recorded.</p>')
             continue
         listed = "".join(
-            f"<dt>{escape(name)}</dt><dd>{escape(str(v))}</dd>"
+            f"<div><dt>{escape(name)}</dt><dd>{escape(str(v))}</dd></div>"
             for name, v in facts.items()
             if v is not None
         )

@@ -47,23 +47,19 @@ def section_figure(section: Section) -> Figure:
     return figure
 
 
-def overview(groups: Sequence[Group], made: Sequence[Section]) -> Figure:
-    """The graph, accuracy, distance and cost on one sheet."""
-    by_name = {section.name: section for section in made}
-    charts = [
-        by_name[name].charts[0]
-        for name in ("graph", "accuracy", "distance", "bytes")
-        if by_name[name].charts
-    ]
-    if not charts:
-        charts = [chart for section in made for chart in section.charts][:4]
-    columns = 2 if len(charts) > 1 else 1
-    rows = max(1, -(-len(charts) // columns))
-    figure = Figure(figsize=(5.6 * columns, 3.9 * rows + 0.9), layout="constrained")
-    title = f"{heading(groups)}\n"
-    figure.suptitle(title, fontsize=14, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.01, 1 - 0.42 / figure.get_figheight(), settings(groups), fontsize=9, va="top",
-                color=draw.THEME["faint"])  # fmt: skip
+def overview(groups: Sequence[Group], made: Sequence[Section] | None = None) -> Figure:
+    """The graph, accuracies, distance and cost on one sheet."""
+    by_name = {section.name: section.charts for section in made or sections(groups)}
+    wanted = ("graph", "accuracy", "distance", "bytes", "loss")
+    charts = [chart for name in wanted for chart in by_name[name][: 1 + (name == "accuracy")]][:6]
+    columns = min(len(charts), 3) or 1
+    rows = -(-len(charts) // columns) or 1
+    figure = Figure(figsize=(4.9 * columns, 3.8 * rows + 0.9), layout="constrained")
+    # Two lines of title: the space that constrained layout keeps free holds both.
+    figure.suptitle(f"{heading(groups)}\n", fontsize=14, fontweight="bold", x=0.01, ha="left")
+    down = 1 - 0.45 / figure.get_figheight()
+    faint = draw.THEME["faint"]
+    figure.text(0.01, down, settings(groups), fontsize=9.5, va="top", color=faint, parse_math=False)
     panels = figure.subplots(rows, columns, squeeze=False)
     for axes, chart in zip(panels.flat, charts, strict=False):
         _draw(axes, chart)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from parley.algorithms import ALGORITHMS
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
@@ -181,17 +182,23 @@ class Group:
 
 
 def group_seeds(runs: Sequence[RecordedRun]) -> list[Group]:
-    """Runs that differ in their seed only as one group, in the order of their first runs.
+    """Runs that differ in their seed only as one group, plain algorithms before involved ones.
 
     Groups are called by their algorithm, and where that is not enough also by the options in
     which they differ.
     """
     groups: dict[str, list[RecordedRun]] = {}
-    for run in runs:
+    for run in sorted(runs, key=_place):
         groups.setdefault(_key(run), []).append(run)
     members = [sorted(found, key=lambda run: run.seed) for found in groups.values()]
     names = _labels([found[0] for found in members])
     return [Group(name, found) for name, found in zip(names, members, strict=True)]
+
+
+def _place(run: RecordedRun) -> int:
+    names = list(ALGORITHMS)
+    known = run.experiment is not None and run.experiment.algorithm.name in names
+    return names.index(run.experiment.algorithm.name) if known and run.experiment else len(names)
 
 
 def _key(run: RecordedRun) -> str:

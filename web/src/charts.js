@@ -51,10 +51,14 @@ export function setTheme(name) {
 }
 
 dark.addEventListener("change", () => choice === "auto" && setTheme("auto"));
-// Paper is white.
+// Paper is white, and of another width: drawings scale with it.
 window.addEventListener("beforeprint", () => {
   const before = choice;
   setTheme("light");
+  for (const { chart } of charts) {
+    chart?.getZr().flush(); // the next frame would come too late
+    chart?.getDom().querySelector("svg")?.setAttribute("viewBox", `0 0 ${chart.getWidth()} ${chart.getHeight()}`);
+  }
   window.addEventListener("afterprint", () => setTheme(before), { once: true });
 });
 
@@ -199,8 +203,10 @@ function axis(about, ink, horizontal) {
     name: about.name,
     nameLocation: "middle",
     nameGap: horizontal ? 28 : 44,
-    min: about.min ?? (about.log || about.zero ? undefined : "dataMin"),
+    logBase: about.base,
+    min: about.min,
     max: about.max,
+    interval: about.interval,
     minInterval: about.integer ? 1 : undefined,
     scale: true,
     nameTextStyle: { color: ink.faint },
@@ -212,20 +218,36 @@ function axis(about, ink, horizontal) {
   };
 }
 
+/** Round numbers around a range, so that no label stands at an odd place. */
+function rounded(low, high, parts = 5) {
+  const rough = (high - low || Math.abs(high) || 1) / parts;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 2.5, 5, 10].find((m) => m * power >= rough * 0.999);
+  const tidy = (value) => Number(value.toPrecision(12));
+  return [tidy(Math.floor(low / step + 1e-9) * step), tidy(Math.ceil(high / step - 1e-9) * step), tidy(step)];
+}
+
 function range(about, series, key) {
-  // ECharts' own "dataMin" puts the lowest line on the frame; bands count as well.
-  if (about.log || about.min !== undefined) return about;
   const values = series.flatMap((s) => [...s[key], ...(key === "y" ? [...(s.low ?? []), ...(s.high ?? [])] : [])]);
-  const finite = values.filter(Number.isFinite);
+  const finite = values.filter((v) => Number.isFinite(v) && (!about.log || v > 0));
   if (!finite.length) return about;
-  const [low, high] = [Math.min(...finite), Math.max(...finite)];
-  if (key === "x") return { ...about, min: low, max: low === high ? low + 1 : high };
-  const room = (high - low || Math.abs(high) || 1) * 0.05;
-  return {
-    ...about,
-    min: low >= 0 && low - room < 0 ? 0 : low - room,
-    max: about.unit === "%" ? Math.min(100, high + room) : high + room,
-  };
+  let low = finite[0];
+  let high = finite[0];
+  for (const v of finite) {
+    if (v < low) low = v;
+    if (v > high) high = v;
+  }
+  if (about.log) {
+    // Below two decades the powers of ten are too few to read by.
+    const base = high / low < 100 ? 2 : 10;
+    const power = (v) => Math.log(v) / Math.log(base);
+    return { ...about, base, min: base ** Math.floor(power(low) + 1e-9), max: base ** Math.ceil(power(high) - 1e-9) };
+  }
+  if (about.integer) return { ...about, min: low, max: low === high ? low + 1 : high };
+  if (about.min !== undefined) [low, high] = [about.min, about.max];
+  if (key === "x" && low > 0) low = 0;
+  const [min, max, interval] = rounded(low, high);
+  return { ...about, min, max: about.unit === "%" && max > 100 ? 100 : max, interval };
 }
 
 function frame(description, ink, xs, ys) {
@@ -455,14 +477,16 @@ function graphOption(description, ink, self) {
       {
         type: "graph",
         layout: "none",
+        preserveAspect: true,
         left: 45, right: 45, top: 45, bottom: 45,
         roam: false,
         cursor: "default",
         edgeSymbolSize: 7,
         data: nodes.map((n, i) => ({
           name: n.name,
-          x: n.x,
-          y: -n.y,
+          // In pixels: ECharts rounds the ends of lines to whole units.
+          x: n.x * scale,
+          y: -n.y * scale,
           text: n.text,
           value: n.value,
           symbol: n.shares ? pie(n.shares, classes.length, ink.paper, ink) : "circle",
