@@ -19,7 +19,7 @@ HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, instead of files."""
     seen: list[Figure] = []
-    monkeypatch.setattr(draw, "_save", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(draw, "save", lambda figure, out: seen.append(figure) or out)
     return seen
 
 

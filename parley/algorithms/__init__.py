@@ -23,6 +23,7 @@ from parley.algorithms.gut import GUT
 from parley.algorithms.momentumtracking import MomentumTracking
 from parley.algorithms.ngc import NGC
 from parley.algorithms.qgm import QGM
+from parley.algorithms.quantized import Quantized
 from parley.algorithms.relaysgd import RelaySGD
 from parley.algorithms.sgp import SGP
 from parley.algorithms.skewscout import SkewScout
@@ -55,6 +56,7 @@ __all__ = [
     "FedAvg",
     "GradientTracking",
     "MomentumTracking",
+    "Quantized",
     "RelaySGD",
     "SkewScout",
     "SparsePush",
@@ -70,7 +72,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         *(DPSGD, NGC, CompNGC, CGA, CompCGA),
         *(DMSGD, QGM, DecentLaM, D2, GUT),
         *(GradientTracking, MomentumTracking, RelaySGD),
-        *(CHOCO, DeepSqueeze, AdaGossip, BEER),
+        *(Quantized, CHOCO, DeepSqueeze, AdaGossip, BEER),
         *(SGP, SparsePush),
         *(SwarmSGD, SkewScout, FedAvg, Central),
     )

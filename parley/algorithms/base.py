@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from parley.data import Batch
+from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 from parley.topology import Property, Topology
 
@@ -42,6 +43,8 @@ class Algorithm(BaseModel, ABC):
     title: ClassVar[str]
     needs: ClassVar[Property] = "doubly-stochastic"
     """What the mixing weights must be."""
+    static: ClassVar[bool] = False
+    """Whether the graph must not change: sums over neighbours are kept from step to step."""
 
     @classmethod
     def as_run(cls, **options: Any) -> Self:
@@ -55,7 +58,10 @@ class Algorithm(BaseModel, ABC):
         return self.title
 
     def check(self, topology: Topology) -> None:
-        """Refuses a graph whose weights the algorithm cannot work with."""
+        """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
+        if self.static and topology.phases:
+            because = f"it changes, and {self.name} keeps sums over neighbours from step to step"
+            raise BadValue("topology", topology.name, "a graph that does not change", because)
         topology.require(self.needs, self.name)
 
     @abstractmethod
