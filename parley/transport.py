@@ -298,11 +298,15 @@ class Processes(Transport):
         return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
 
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        transfer = self._start(self._back[round_], wire_EB, kind, codec)
-        if transfer is None:
-            return wire_EB[self._replied[round_]]
-        wire_RB = torch.cat([wire_EB, transfer.wait().to(wire_EB.device)])
+        wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
         return wire_RB[self._replied[round_]]
+
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Sends messages to the other workers; returns the own ones followed by the arrived."""
+        transfer = self._start(route, wire, kind, codec)
+        if transfer is None:
+            return wire
+        return torch.cat([wire, transfer.wait().to(wire.device)])
 
     def backward_to_others(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
