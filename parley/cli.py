@@ -158,7 +158,10 @@ def _experiment_flags() -> Iterator[inspect.Parameter]:
     fields = {n: f for a in ALGORITHMS.values() for n, f in a.model_fields.items()}
     for name, field in fields.items():
         having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.model_fields]
-        note = "" if len(having) == len(ALGORITHMS) else f"Only {', '.join(having)}."
+        lacking = [key for key in ALGORITHMS if key not in having]
+        note = f"Only {', '.join(having)}."
+        if len(lacking) < len(having):
+            note = f"Not {', '.join(lacking)}." if lacking else ""
         yield _flag_of(name, field, HYPER, note)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
     yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)

@@ -47,7 +47,7 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
         # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
-        if not all(key and value for key, value in pairs):
+        if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         known = algorithms.find(name)
         fitting = {k: v for k, v in options.items() if k in known.model_fields}
