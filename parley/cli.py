@@ -21,7 +21,7 @@ from rich.text import Text
 import parley
 from parley import compare as comparison
 from parley import data as datasets
-from parley import draw, folder, launch
+from parley import draw, folder, launch, trackers
 from parley import topology as topologies
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
@@ -225,6 +225,16 @@ Json = Annotated[
         "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+        "folder). Needs parley\\[trackers].",
+        metavar="LIST",
+        show_default=False,
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Argument(
@@ -280,7 +290,13 @@ def _stoppable(out: Path) -> Iterator[None]:
 @app.command()
 @takes_experiment()
 def train(
-    file: File = None, *, out: Out = None, resume: Resume = False, json_: Json = False, **flags: Any
+    file: File = None,
+    *,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    log: Log = None,
+    **flags: Any,
 ) -> None:
     """Train one model among peers.
 
@@ -292,10 +308,15 @@ def train(
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
-    with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
+    with (
+        _stoppable(out),
+        TrainingProgress(experiment, launch.is_first()) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
         outcome = launch.execute(experiment, problem, out, resume, watch)
     if outcome is None:
         return
@@ -356,6 +377,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
+    log: Log = None,
     **flags: Any,
 ) -> None:
     """Run several algorithms with several seeds side by side.
@@ -379,7 +401,8 @@ def compare(
             raise BadValue(name, given[name], "an option of one of the algorithms compared")
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
-    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_)
+    logged = trackers.parse(log)
+    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
 
 
 def _compare(
@@ -389,9 +412,10 @@ def _compare(
     out: Path,
     resume: bool = False,
     as_json: bool = False,
+    log: tuple[str, ...] = (),
 ) -> None:
     at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
-    jobs = comparison.jobs(experiments, seeds, out)
+    jobs = comparison.jobs(experiments, seeds, out, log)
     with _stoppable(out):
         comparison.compare(jobs, at_once, out, resume)
     rows = comparison.rows(jobs)
