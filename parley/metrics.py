@@ -60,9 +60,9 @@ def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
 
 
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
-    """The models after further gossip rounds, without training."""
-    for _ in range(rounds):
-        x_AD = hood.mix(x_AD, gamma, kind="evaluation")
+    """The models after further gossip rounds, without training, from the first graph on."""
+    for step in range(rounds):
+        x_AD = hood.at(step).mix(x_AD, gamma, kind="evaluation")
     return x_AD
 
 

@@ -10,15 +10,17 @@ algorithm asks for it.
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from parley.codec import Codec, Dense
+from parley.codec import Codec, Dense, hashed
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
+from parley.topology import Topology
 from parley.transport import Kind, Transport
 
 DENSE_MIXING = 128
@@ -82,6 +84,7 @@ class Neighbourhood:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
+        self._phases = [_Phase(self, phase) for phase in topology.phases]
         self._rounds = range(len(topology.rounds))
         self._self_weight_A = column([topology.self_weights[i] for i in self.agents])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
@@ -108,8 +111,15 @@ class Neighbourhood:
             self._mixing = _dense(topology.weights) if dense else _sparse(topology.mixing)
             self._mixing = self._mixing.to(device, dtype)
             # And an edge is a pair of a model and a batch.
-            groups = zip(self._sender, self._rows, self._owners, strict=True)
-            self._pairs = [Pairs(*group) for group in groups]
+            owners = [owner for r in self._owners for owner in r]
+            self._pairs = Pairs(self.sender_O, self.receiver_I.cpu(), torch.tensor(owners))
+            self._weight_I = torch.cat([column([]), *self._weight_in])[:, 0]
+
+    def at(self, step: int) -> "Neighbourhood":
+        """The neighbourhood of a step: another one in each where the graph changes."""
+        hood = self._phases[step % len(self._phases)] if self._phases else self
+        hood.transport.step = step
+        return hood
 
     def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
         """Each agent's gradient on its own batch, g^ii."""
@@ -119,13 +129,24 @@ class Neighbourhood:
 
     def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
         """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
-        codec = codec or self._dense
+        codec = self.keyed(codec or self._dense)
         arrivals = self.transport.forward(codec.encode(x_AD), kind, codec)
         unchanged = self._mixing is not None and codec is self._dense
         source_AD = x_AD if unchanged else None
         return Flow(
             codec, x_AD.dtype, lambda: map(arrivals.of, self.transport.incoming_of), source_AD
         )
+
+    def keyed(self, codec: Codec, stream: int = 0) -> Codec:
+        """The codec with this step's random choices of the hosted agents, if it makes any.
+
+        What is encoded with it, and what `exchange` sends with it, are the same messages. A step
+        that sends several random messages gives each a `stream` of its own.
+        """
+        if not codec.draws or codec.key_E is not None:
+            return codec
+        own = torch.tensor(self.agents)
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, stream, own, own))
 
     def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
         """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
@@ -149,8 +170,11 @@ class Neighbourhood:
         """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
 
         def make() -> Iterator[Tensor]:
-            for e_ED, g_ED in zip(self._split(e_ID), g_I, strict=True):
-                yield codec.take(e_ED.add_(g_ED))
+            for r, e_ED, g_ED in zip(self._rounds, self._kept(e_ID), g_I, strict=True):
+                codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
+                wire_EB = codec_E.take(e_ED.add_(g_ED))
+                self._keep(e_ID, r, e_ED)
+                yield wire_EB
 
         return Flow(codec, g_I.dtype, make)
 
@@ -187,15 +211,15 @@ class Neighbourhood:
 
         A gradient is added to its sender's and receiver's means as soon as it is computed.
         """
-        for r, pairs in enumerate(self._pairs):
-            shares = []
-            if alpha < 1:
-                shares.append(Share(self._receiver[r], (1 - alpha) * self._weight_in[r][:, 0]))
-            if alpha > 0:
-                shares.append(Share(self._sender[r], alpha * self._weight_out[r][:, 0]))
-                length = self._dense.message_bytes(x_AD.dtype)
+        shares = []
+        if alpha < 1:
+            shares.append(Share(self.receiver_I, (1 - alpha) * self._weight_I))
+        if alpha > 0:
+            shares.append(Share(self.sender_O, alpha * self._weight_I))
+            length = self._dense.message_bytes(x_AD.dtype)
+            for r in self._rounds:
                 self.transport.count_replies(r, "cross_gradients", length)
-            self.engine.accumulate(x_AD, batch, pairs, shares, mean_AD)
+        self.engine.accumulate(x_AD, batch, self._pairs, shares, mean_AD)
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
@@ -210,15 +234,56 @@ class Neighbourhood:
         return torch.lerp(x_AD, self.average(x_AD, self.exchange(x_AD, kind=kind)), gamma)
 
     def zeros_I(self) -> Tensor:
-        """A zero vector for every incoming edge, [I, D]."""
+        """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""
         start = self.task.start()
         return start.new_zeros(self.incoming, len(start))
+
+    def _keyed_to(self, owners: list[int], rows: list[int], codec: Codec) -> Codec:
+        """For replies: the choices are those of an edge."""
+        if not codec.draws:
+            return codec
+        ends = [torch.tensor(owners), torch.tensor([self.agents[row] for row in rows])]
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, 0, *ends))
 
     def _reply(self, wire_EB: Tensor, r: int, codec: Codec, kind: Kind) -> Tensor:
         return self.transport.backward(wire_EB, r, kind, codec)
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
         return iter(values_ID.split([len(rows) for rows in self._rows]))
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        """What the state has for the edges of each round."""
+        return self._split(state_ID)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        """Puts back what `_kept` gave; here that was a view."""
+
+
+class _Phase(Neighbourhood):
+    """One graph of a sequence. What is kept on edges is kept on those of all graphs together."""
+
+    def __init__(self, whole: Neighbourhood, topology: Topology) -> None:
+        super().__init__(whole.transport.on(topology), whole.engine)
+        self._whole = whole
+        every = whole.transport.topology.edges
+        place = {
+            every[e]: n for n, e in enumerate(chain.from_iterable(whole.transport.incoming_of))
+        }
+        edges, device = topology.edges, self.task.start().device
+        self._places = [
+            torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
+            for r in self.transport.incoming_of
+        ]
+
+    def zeros_I(self) -> Tensor:
+        """A zero vector for every incoming edge of all graphs."""
+        return self._whole.zeros_I()
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        return (state_ID[places] for places in self._places)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        state_ID[self._places[r]] = state_ED
 
 
 def _dense(weights: np.ndarray) -> Tensor:

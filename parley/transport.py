@@ -11,8 +11,9 @@ wire, header included, whether its neighbour lives in this process or not.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from parley.codec import Codec
 from parley.errors import ParleyError
 from parley.placement import Placement
+from parley.topology import Topology
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
 """What a message is about; bytes are counted apart for each."""
@@ -77,6 +79,12 @@ class Transport(ABC):
         """The outgoing edges of each round."""
         self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
         self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
+
+    def on(self, topology: Topology) -> Self:
+        """The same agents in the same places on another graph; bytes are counted together."""
+        other = type(self)(replace(self.placement, topology=topology))
+        other.sent = self.sent
+        return other
 
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         """Every agent sends its message to all its out-neighbours."""
