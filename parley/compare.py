@@ -26,6 +26,7 @@ from parley.folder import EXPERIMENT, RunFolder
 from parley.placement import spread
 from parley.progress import bars, brief, console, megabytes, status
 from parley.run import EpochDone, Event, Run
+from parley.status import mark_stopped
 from parley.transport import Local
 
 PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
@@ -225,6 +226,10 @@ def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise ParleyError("a run was ended from outside; --resume goes on") from None
+            for child in children:
+                child.join()
+            for job in pending:
+                mark_stopped(job.out)
             raise
 
 

@@ -8,7 +8,9 @@ and the same input gives the same file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,15 @@ from scipy.spatial import KDTree
 from parley.errors import BadValue
 from parley.topology import Topology, torus_shape
 
-# Paul Tol's "muted" scheme: distinct for readers with any common colour blindness.
-PALETTE = (
-    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933",
-    "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB",
-)  # fmt: skip
-# His "bright" scheme, for lines; dashes tell them apart in print.
-LINES = ("#BBBBBB", "#CCBB44", "#4477AA", "#EE6677", "#66CCEE", "#AA3377", "#228833")
-DASHES = ("-", "-", "-", "-", "--", "--", "--")
-INK = "#222222"
-EDGE = "#7A8794"
-NODE = "#DCE9F5"
-BAR = "#4477AA"
+# The same colours as on the pages. For classes Paul Tol's "muted" scheme, distinct for readers with
+# any common colour blindness; those of lines are tested to be.
+THEME: dict[str, Any] = json.loads(
+    resources.files("parley").joinpath("web", "palette.json").read_text(encoding="utf-8")
+)["light"]
+PALETTE, LINES = THEME["classes"], THEME["lines"]
+DASHES = ("-", "--", ":", "-.")
+INK, EDGE, NODE = THEME["ink"], THEME["edge"], THEME["node"]
+BAR = LINES[0]
 ENDINGS = ("png", "svg", "pdf")
 # More classes than this are told apart by a colour scale; a list would be longer than the plot.
 LEGEND_CLASSES = 20
@@ -70,16 +69,16 @@ def topology_picture(
     n = topology.agents
     counts = None if holdings is None else _counts(holdings, n)
     if topology.phases and counts is None:
-        return _save(_rounds_figure(topology), out)
+        return save(_rounds_figure(topology), out)
     positions = layout(topology)
     low, high = positions.min(axis=0), positions.max(axis=0)
-    room = 0.34 * _nearest(positions)
+    room = 0.34 * nearest(positions)
     margin = (1.9 if _is_torus(topology) else 1.35) * room
     extent = high - low + 2 * margin  # [2]
     # All lengths below are inches: a page that grows until an agent's number can be read in its
     # circle, though not for ever, and circles that stay small where there is room for more.
     scale = float(np.clip(0.22 / room, 4.5 / extent.max(), 12.0 / extent.max()))
-    scale = min(scale, 1.1 / _nearest(positions))
+    scale = min(scale, 1.1 / nearest(positions))
     radius = min(room, (0.24 if counts is None else 0.34) / scale)
     panel = extent * scale
     classes = 0 if counts is None else counts.shape[1]
@@ -106,7 +105,7 @@ def topology_picture(
         if counts is None:
             axes.add_patch(Circle((x, y), radius, facecolor=NODE, edgecolor=INK, lw=0.8, zorder=3))
         else:
-            _draw_pie(axes, (x, y), radius, counts[agent], colours(classes))
+            draw_pie(axes, (x, y), radius, counts[agent], colours(classes))
         if font >= LEGIBLE:
             axes.text(
                 x, y, str(agent), ha="center", va="center_baseline", fontsize=font, color=INK,
@@ -117,11 +116,11 @@ def topology_picture(
     figure.text(
         width / 2 / size[0],
         1 - 0.12 / size[1],
-        f"{_short(topology.name, 40)}, {n} agent{'s' * (n > 1)}\n"
+        f"{short(topology.name, 40)}, {n} agent{'s' * (n > 1)}\n"
         f"spectral gap {topology.spectral_gap:.3g}",
         ha="center", va="top", fontsize=11, parse_math=False,
     )  # fmt: skip
-    return _save(figure, out)
+    return save(figure, out)
 
 
 def _rounds_figure(topology: Topology) -> Figure:
@@ -133,7 +132,7 @@ def _rounds_figure(topology: Topology) -> Figure:
     side = 2.5
     figure = Figure(figsize=(columns * side, rows * (side + 0.25) + 0.75))
     low, high = positions.min(axis=0), positions.max(axis=0)
-    room = 0.34 * _nearest(positions)
+    room = 0.34 * nearest(positions)
     extent = float((high - low).max()) + 2.8 * room
     centre, scale = (low + high) / 2, 0.9 * side / extent
     radius = min(room, 0.16 / scale)
@@ -166,7 +165,7 @@ def _rounds_figure(topology: Topology) -> Figure:
     figure.text(
         0.5,
         1 - 0.12 / height,
-        f"{_short(topology.name, 40)}, {topology.agents} agents, period {topology.period}\n{what}"
+        f"{short(topology.name, 40)}, {topology.agents} agents, period {topology.period}\n{what}"
         + f"; {more} further rounds not drawn" * (more > 0),
         ha="center", va="top", fontsize=11, parse_math=False,
     )  # fmt: skip
@@ -225,7 +224,7 @@ def partition_picture(
             spine.set_visible(False)
     title = f"Who holds what: the largest bubble is {largest:g} examples"
     figure.text(0.5, 1 - 0.15 / size[1], title, ha="center", va="top", fontsize=10)
-    return _save(figure, out)
+    return save(figure, out)
 
 
 def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | Path) -> Path:
@@ -244,17 +243,17 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
         ("Accuracy for what is sent", "test accuracy of the averaged model, %", _sent,
          _percent("accuracy_mean_model")),
     ]  # fmt: skip
-    hues = [*LINES, *PALETTE]
     for axes, (title, label, horizontal, vertical) in zip(panels.flat, plots, strict=True):
         for number, (name, seeds) in enumerate(runs.items()):
             shortest = min(len(records) for records in seeds)
             x = [horizontal(record) for record in seeds[0][:shortest]]
             y = np.array([[vertical(r) for r in records[:shortest]] for records in seeds])
             mean, spread = y.mean(0), y.std(0, ddof=min(1, len(y) - 1))
-            colour, dashes = hues[number % len(hues)], DASHES[number % len(DASHES)]
+            style = line_style(number, number // 6)
             marker = "o" if shortest == 1 else ""  # one point makes no line
-            axes.plot(x, mean, color=colour, marker=marker, label=name, ls=dashes, lw=1.8)
-            axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+            axes.plot(x, mean, marker=marker, label=name, lw=1.8, **style)
+            low, high = mean - spread, mean + spread
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
         axes.set_title(title, fontsize=11, loc="left")
         axes.set_ylabel(label)
         axes.set_xlabel("epoch" if horizontal is _epoch else "MB sent by each agent")
@@ -265,18 +264,27 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     # One agent is at no distance from itself and sends nothing: nothing to take the log of.
     if panels[1, 0].dataLim.y1 > 0:
         panels[1, 0].set_yscale("log", nonpositive="mask")
-        _plain_numbers(panels[1, 0].yaxis)
+        plain_numbers(panels[1, 0].yaxis)
     if panels[1, 1].dataLim.x1 > 0:
         panels[1, 1].set_xscale("log")
-        _plain_numbers(panels[1, 1].xaxis)
+        plain_numbers(panels[1, 1].xaxis)
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, names, loc="outside upper center", ncols=min(len(names), 6), frameon=False
     )
-    return _save(figure, out)
+    return save(figure, out)
 
 
-def _plain_numbers(axis: Axis) -> None:
+def line_style(slot: int, dash: int) -> dict[str, Any]:
+    """How the curve of a method is drawn: the first six differ by colour, further ones by dashes.
+
+    >>> line_style(6, 1) == {"color": LINES[6], "ls": "--"}
+    True
+    """
+    return {"color": LINES[slot % len(LINES)], "ls": DASHES[dash % len(DASHES)]}
+
+
+def plain_numbers(axis: Axis) -> None:
     """0.5, 1, 2 on a logarithmic axis, not powers of ten."""
     axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -411,7 +419,7 @@ def _apart(positions: Positions) -> Positions:
     return positions
 
 
-def _nearest(positions: Positions) -> float:
+def nearest(positions: Positions) -> float:
     """The smallest distance between two agents."""
     if len(positions) < 2:
         return 1.0
@@ -466,7 +474,7 @@ def _draw_edges(
     )
 
 
-def _draw_pie(
+def draw_pie(
     axes: Axes, centre: tuple[float, float], radius: float, counts: Positions, shades: list[str]
 ) -> None:
     """A ring of the classes that an agent holds, from the top clockwise, its number inside."""
@@ -486,7 +494,7 @@ def _key(figure: Figure, names: list[str], left: float, size: tuple[float, float
     if len(names) <= LEGEND_CLASSES:
         handles = [Patch(color=shade) for shade in shades]
         legend = figure.legend(
-            handles, [_short(name) for name in names], loc="center left", title="class",
+            handles, [short(name) for name in names], loc="center left", title="class",
             bbox_to_anchor=(left, 0.5), frameon=False, fontsize=8, title_fontsize=9,
             labelspacing=0.35, handlelength=1.0,
         )  # fmt: skip
@@ -496,7 +504,7 @@ def _key(figure: Figure, names: list[str], left: float, size: tuple[float, float
     bounds = BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names))
     axes = figure.add_axes((left + 0.1 / size[0], 0.15, 0.16 / size[0], 0.7))
     scale = ScalarMappable(norm=bounds, cmap=ListedColormap(shades))
-    bar = figure.colorbar(scale, cax=axes, ticks=_every(len(names), 10))
+    bar = figure.colorbar(scale, cax=axes, ticks=every(len(names), 10))
     bar.ax.set_title("class", fontsize=9)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.outline.set_visible(False)
@@ -509,9 +517,9 @@ def _ticks(
     """Every row's number while there is room, else every fifth, tenth, ...; names all."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if names is None:
-        axis.set_ticks(_every(n, int(n * cell / (0.22 if which == "x" else 0.15))))
+        axis.set_ticks(every(n, int(n * cell / (0.22 if which == "x" else 0.15))))
         return
-    axis.set_ticks(range(n), [_short(name) for name in names])
+    axis.set_ticks(range(n), [short(name) for name in names])
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
         label.set_fontsize(min(8.0, 60 * cell))
@@ -519,17 +527,18 @@ def _ticks(
             label.set(rotation=90, ha="center", va="top")
 
 
-def _every(n: int, room: int) -> list[int]:
+def every(n: int, room: int) -> list[int]:
     """Round numbers below n, about as many as there is room for.
 
-    >>> _every(5, 9), _every(100, 10)
+    >>> every(5, 9), every(100, 10)
     ([0, 1, 2, 3, 4], [0, 10, 20, 30, 40, 50, 60, 70, 80, 90])
     """
     step = next((s for s in (1, 2, 5, 10, 20, 50, 100) if n <= s * max(room, 1)), n)
     return list(range(0, n, step))
 
 
-def _short(name: str, length: int = 24) -> str:
+def short(name: str, length: int = 24) -> str:
+    """A name of at most so many characters."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
@@ -560,7 +569,8 @@ def _checked_path(path: str | Path) -> Path:
     return out
 
 
-def _save(figure: Figure, out: Path) -> Path:
+def save(figure: Figure, out: Path) -> Path:
+    """Writes the figure; the same one gives the same file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ending = out.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)

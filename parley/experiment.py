@@ -63,6 +63,8 @@ class Experiment(BaseModel):
     """Who holds what: iid, skew:S, dirichlet:A, classes:K or file:PATH."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the training samples that is used, the same of every class."""
+    test_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the test samples that accuracies are taken on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
     """The optimizer and its hyper-parameters."""
     epochs: int = Field(20, ge=1)

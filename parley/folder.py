@@ -2,14 +2,19 @@
 
 experiment.toml     the full experiment
 environment.json    versions and machine
+agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
 checkpoint/         what resuming needs
+status.json         where the run is, until it is complete (`parley.status`)
+confusion.json      what the best and the worst agent take for what, at the end
 summary.json        written when the run is complete
 """
 
 import json
 import os
 import platform
+import shlex
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,8 @@ EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
+AGENTS = "agents.json"
+CONFUSION = "confusion.json"
 
 
 def fresh_name(parent: Path, stem: str) -> Path:
@@ -113,6 +120,11 @@ class RunFolder:
         except ValueError:
             return None  # damaged: resuming makes it again from the records
 
+    def write_once(self, name: str, content: dict[str, Any]) -> None:
+        """A small file beside the records, unless it is there already."""
+        if not (self.path / name).exists():
+            write_atomically(self.path / name, json.dumps(content) + "\n")
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Marks the run as complete."""
         write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
@@ -129,6 +141,7 @@ def environment() -> dict[str, Any]:
 
     packages = ("torch", "numpy", "scipy", "networkx", "scikit-learn", "datasets")
     return {
+        "command": command(),
         "parley": parley.__version__,
         "python": platform.python_version(),
         **{package: installed(package) for package in packages},
@@ -136,3 +149,12 @@ def environment() -> dict[str, Any]:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
     }
+
+
+def command() -> str:
+    """What was typed to start this process, as far as Python knows it."""
+    program, *words = sys.argv or [""]
+    name = Path(program).name
+    if name in ("parley", "parley.exe") or Path(program).parts[-2:] == ("parley", "__main__.py"):
+        return shlex.join(["parley", *words])
+    return shlex.join(["python", *([program, *words] if program else [])])

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -30,9 +30,10 @@ import parley
 from parley import checkpoint, models
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
-from parley.folder import RECORDS, RunFolder
+from parley.folder import AGENTS, CONFUSION, RECORDS, RunFolder
 from parley.placement import spread
 from parley.run import EpochDone, Event, Problem, Record, Run, device_of
+from parley.status import reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
@@ -48,6 +49,8 @@ PARTING = 3.0
 FAILURE = "parley/failure"
 """Where in the workers' common store the first one that fails says why."""
 READY = "parley/ready"
+EACH_AGENT = ("accuracy_agents", "distance_agents")
+"""Fields of a record that are lists with a value for each agent."""
 
 
 def started_by_launcher() -> bool:
@@ -132,7 +135,7 @@ def _work(
     watch: Watcher,
 ) -> Outcome | None:
     """One worker, from loading to summary."""
-    with _threads(experiment.threads):
+    with _threads(experiment.threads), ExitStack() as until_done:
         problem = load(experiment)
         placement = spread(problem.topology, experiment.workers, rank)
         transport: Transport
@@ -144,7 +147,10 @@ def _work(
         if folder and first:
             folder.open(experiment, resume)
         _meet(transport)  # nobody writes into a folder that has been refused
+        if folder and first:
+            folder.write_once(AGENTS, describe(problem))
         records = _restore(run, folder, first) if folder and resume else []
+        report = until_done.enter_context(reported(folder.path if folder and first else None))
         try:
             for event in run.events():
                 if isinstance(event, EpochDone):
@@ -153,6 +159,7 @@ def _work(
                     if event.record:
                         records.append(event.record)
                 if first:
+                    report(event)
                     watch(event)
         except WorkerLost:
             raise
@@ -168,6 +175,7 @@ def _work(
             )
         summary = summarise(experiment, records[-1], out)
         if folder:
+            folder.write_once(CONFUSION, _confusion(run, problem, records[-1], x_ND))
             folder.finish(summary)
         return Outcome(records, summary, x_ND, run)
 
@@ -203,8 +211,41 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "partition": experiment.partition,
         "seed": experiment.seed,
         "epochs": experiment.epochs,
-        **{k: v for k, v in last.items() if k not in ("epoch", "accuracy_agents")},
+        **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
         "out": str(out) if out else None,
+    }
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Who talks with whom and who holds what, for whoever draws it."""
+    graph, classes = problem.topology, len(problem.class_names)
+    counts = [torch.bincount(s.targets, minlength=classes) for s in problem.samples]
+    weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
+    return {
+        "topology": graph.name,
+        "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
+        "classes": list(problem.class_names),
+        "held": [count.tolist() for count in counts],
+        "note": problem.note,
+    }
+
+
+def _confusion(run: Run, problem: Problem, last: Record, x_ND: Tensor) -> dict[str, Any]:
+    """What the averaged model and the best and the worst agent take for what."""
+    accuracies, classes = last["accuracy_agents"], len(problem.class_names)
+    best = max(range(len(accuracies)), key=accuracies.__getitem__)
+    worst = min(range(len(accuracies)), key=accuracies.__getitem__)
+    device = run.state.x_AD.device
+    return {
+        "classes": list(problem.class_names),
+        **{
+            name: {
+                "agent": agent,
+                "accuracy": accuracies[agent],
+                "matrix": run.test.confusion(x_ND[agent].to(device), classes).tolist(),
+            }
+            for name, agent in (("best", best), ("worst", worst))
+        },
     }
 
 

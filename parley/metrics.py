@@ -30,6 +30,13 @@ class TestSet:
         """Loss and accuracy of one model."""
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class (row) the model takes for each (column)."""
+        parts = self.inputs.split(chunk)
+        answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
+        cells = self.targets * classes + answers
+        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
     def scores(self, x_AD: Tensor) -> Tensor:
         """Loss and accuracy of each model, ``float64[A, 2]``."""
         return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
@@ -45,6 +52,11 @@ def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> fl
     """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
     squares = (x_AD - mean_D).double().square().sum()
     return float((transport.sum(squares) / transport.topology.agents).sqrt())
+
+
+def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
+    """How far each agent's model is from the average, ‖x_i - x̄‖, ``float64[N]``."""
+    return transport.gather((x_AD - mean_D).double().norm(dim=1))
 
 
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:

@@ -111,8 +111,9 @@ class Neighbourhood:
             self._mixing = _dense(topology.weights) if dense else _sparse(topology.mixing)
             self._mixing = self._mixing.to(device, dtype)
             # And an edge is a pair of a model and a batch.
-            groups = zip(self._sender, self._rows, self._owners, strict=True)
-            self._pairs = [Pairs(*group) for group in groups]
+            owners = [owner for r in self._owners for owner in r]
+            self._pairs = Pairs(self.sender_O, self.receiver_I.cpu(), torch.tensor(owners))
+            self._weight_I = torch.cat([column([]), *self._weight_in])[:, 0]
 
     def at(self, step: int) -> "Neighbourhood":
         """The neighbourhood of a step: another one in each where the graph changes."""
@@ -210,15 +211,15 @@ class Neighbourhood:
 
         A gradient is added to its sender's and receiver's means as soon as it is computed.
         """
-        for r, pairs in enumerate(self._pairs):
-            shares = []
-            if alpha < 1:
-                shares.append(Share(self._receiver[r], (1 - alpha) * self._weight_in[r][:, 0]))
-            if alpha > 0:
-                shares.append(Share(self._sender[r], alpha * self._weight_out[r][:, 0]))
-                length = self._dense.message_bytes(x_AD.dtype)
+        shares = []
+        if alpha < 1:
+            shares.append(Share(self.receiver_I, (1 - alpha) * self._weight_I))
+        if alpha > 0:
+            shares.append(Share(self.sender_O, alpha * self._weight_I))
+            length = self._dense.message_bytes(x_AD.dtype)
+            for r in self._rounds:
                 self.transport.count_replies(r, "cross_gradients", length)
-            self.engine.accumulate(x_AD, batch, pairs, shares, mean_AD)
+        self.engine.accumulate(x_AD, batch, self._pairs, shares, mean_AD)
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""

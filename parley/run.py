@@ -79,6 +79,8 @@ def problem(
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
         source = replace(source, train=share)
+    if experiment.test_fraction < 1:
+        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
@@ -314,6 +316,9 @@ class Run:
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": [round(a, 6) for a in own_N.tolist()],
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "distance_agents": [
+                float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()
+            ],
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }

@@ -20,7 +20,7 @@ HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, instead of files."""
     seen: list[Figure] = []
-    monkeypatch.setattr(draw, "_save", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(draw, "save", lambda figure, out: seen.append(figure) or out)
     return seen
 
 
@@ -175,7 +175,7 @@ def test_trees_grow_downwards_without_overlap() -> None:
     places = draw.layout(parse("tree:3", 14))
     assert places[0, 1] == places[:, 1].max()
     assert len({tuple(place) for place in places}) == 14
-    assert draw._nearest(places) >= 0.9
+    assert draw.nearest(places) >= 0.9
 
 
 def test_graphs_of_many_agents_need_no_whole_matrix(
