@@ -23,9 +23,9 @@ from parley import compare as comparison
 from parley import data as datasets
 from parley import draw, folder, launch
 from parley import topology as topologies
-from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
-from parley.errors import BadValue, ParleyError, unknown_name, valid_values
+from parley.errors import BadValue, ParleyError, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.progress import TrainingProgress, console
 from parley.report.cli import report
@@ -455,12 +455,12 @@ def list_algorithms(
     """List the algorithms, or the options of one.
 
     [bold]parley algorithms ngc[/bold]
+
+    [bold]parley algorithms ngc+qgm[/bold]
     """
-    if name is not None and name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: ALGORITHMS[n].model_fields for n in chosen}
+        fields = {n: find(n).model_fields for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
@@ -469,8 +469,10 @@ def list_algorithms(
             shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
+        parts = ", ".join(f"{part} ({row.kind})" for part, row in PARTS.items())
+        screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
-        algorithm = ALGORITHMS[name]
+        algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
             as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""

@@ -9,7 +9,8 @@ algorithm asks for it.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -90,7 +91,16 @@ class Neighbourhood:
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
         self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
-        self._weight_out = [column([weights[e] for e in r]) for r in transport.outgoing_of]
+        # Gradients are shared out by their data's owner, in parts that add up to 1 whatever W is.
+        total = np.ones(topology.agents)
+        if not topology.row_stochastic:
+            total = np.asarray(topology.mixing.sum(axis=1)).ravel()
+        self.weight_sum_A = column([total[i] for i in self.agents])
+        """What each agent's weights sum to: 1 unless W is only column-stochastic, [A, 1]."""
+        shares = [weights[e] / total[i] for e, (_, i) in enumerate(edges)]
+        self._self_share_A = column([topology.self_weights[i] / total[i] for i in self.agents])
+        self._share_in = [column([shares[e] for e in r]) for r in transport.incoming_of]
+        self._share_out = [column([shares[e] for e in r]) for r in transport.outgoing_of]
         self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
         self._owners = [[edges[e][0] for e in r] for r in transport.incoming_of]
@@ -113,7 +123,7 @@ class Neighbourhood:
             # And an edge is a pair of a model and a batch.
             owners = [owner for r in self._owners for owner in r]
             self._pairs = Pairs(self.sender_O, self.receiver_I.cpu(), torch.tensor(owners))
-            self._weight_I = torch.cat([column([]), *self._weight_in])[:, 0]
+            self._share_I = torch.cat([column([]), *self._share_in])[:, 0]
 
     def at(self, step: int) -> "Neighbourhood":
         """The neighbourhood of a step: another one in each where the graph changes."""
@@ -121,19 +131,38 @@ class Neighbourhood:
         hood.transport.step = step
         return hood
 
-    def gradient(self, x_AD: Tensor, batch: Batch) -> Tensor:
-        """Each agent's gradient on its own batch, g^ii."""
-        rows = range(len(self.agents))
-        self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
+    @property
+    def seed(self) -> int:
+        """Everything random follows from it, and from agents and steps."""
+        return self.engine.seed
+
+    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Tensor:
+        """Each agent's gradient on its own batch, g^ii; zero for agents that are not active."""
+        if active_A is None or self.loss_A is None:  # everyone has a loss from the first step on
+            rows = range(len(self.agents))
+            self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
+            return g_AD if active_A is None else g_AD * active_A[:, None]
+        g_AD, self.loss_A = torch.zeros_like(x_AD), self.loss_A.clone()
+        if len(some := active_A.nonzero().flatten().tolist()):
+            owners = [self.agents[row] for row in some]
+            self.loss_A[some], g_AD[some] = self.engine.gradients(x_AD[some], batch, some, owners)
         return g_AD
 
     def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
         """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
-        codec = self.keyed(codec or self._dense)
-        arrivals = self.transport.forward(codec.encode(x_AD), kind, codec)
-        unchanged = self._mixing is not None and codec is self._dense
-        source_AD = x_AD if unchanged else None
-        return Flow(
+        return self.publish(x_AD, codec, kind)[1]
+
+    def publish(
+        self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models"
+    ) -> tuple[Tensor, Flow]:
+        """As `exchange`, with what the receivers make of each agent's message before it."""
+        codec = codec or (self._dense if x_AD.shape[1] == self.task.size else Dense(x_AD.shape[1]))
+        codec = self.keyed(codec)
+        wire_AB = codec.encode(x_AD)
+        arrivals = self.transport.forward(wire_AB, kind, codec)
+        seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
+        source_AD = seen_AD if self._mixing is not None else None
+        return seen_AD, Flow(
             codec, x_AD.dtype, lambda: map(arrivals.of, self.transport.incoming_of), source_AD
         )
 
@@ -166,6 +195,15 @@ class Neighbourhood:
             self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
         )
 
+    def divided(self, n_I: Flow, by_I1: Tensor) -> Flow:
+        """The values of a flow, each edge's divided by a number of its own."""
+
+        def make() -> Iterator[Tensor]:
+            for n_ED, by_E1 in zip(n_I, self._split(by_I1), strict=True):
+                yield self._dense.encode(n_ED / by_E1)
+
+        return Flow(self._dense, n_I.dtype, make)
+
     def compress(self, g_I: Flow, e_ID: Tensor, codec: Codec) -> Flow:
         """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
 
@@ -182,7 +220,10 @@ class Neighbourhood:
         """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
         if self._mixing is not None and x_I.source_AD is x_AD:
             return self._mixing @ x_AD
-        return self.cluster(x_AD, x_I, alpha=0.0)
+        mean_AD = self._self_weight_A * x_AD
+        for r, x_ED in zip(self._rounds, x_I, strict=True):
+            mean_AD.index_add_(0, self._receiver[r], self._weight_in[r] * x_ED)
+        return mean_AD
 
     def average_replies(self, g_AD: Tensor, g_I: Flow) -> Tensor:
         """The weighted mean of the own value and the replies, Σ_j w_ij g^ij."""
@@ -191,19 +232,20 @@ class Neighbourhood:
     def cluster(self, g_AD: Tensor, g_I: Flow, alpha: float) -> Tensor:
         """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
 
-        The values are added up as they come and stored nowhere. At α = 0 nothing is sent.
+        The values are added up as they come and stored nowhere. At α = 0 nothing is sent. Where the
+        rows of W do not sum to 1 they are scaled so that they do.
         """
-        mean_AD = self._self_weight_A * g_AD
+        mean_AD = self._self_share_A * g_AD
         if g_I.source_AD is not None and g_I.batch is not None:
             self._accumulate(g_I.source_AD, g_I.batch, alpha, mean_AD)
             return mean_AD
         for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
             if alpha < 1:
                 g_ED = g_I.decode(wire_EB)
-                mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._weight_in[r] * g_ED)
+                mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._share_in[r] * g_ED)
             if alpha > 0:
                 r_ED = g_I.decode(self._reply(wire_EB, r, g_I.codec, "cross_gradients"))
-                mean_AD.index_add_(0, self._sender[r], alpha * self._weight_out[r] * r_ED)
+                mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
         return mean_AD
 
     def _accumulate(self, x_AD: Tensor, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
@@ -213,9 +255,9 @@ class Neighbourhood:
         """
         shares = []
         if alpha < 1:
-            shares.append(Share(self.receiver_I, (1 - alpha) * self._weight_I))
+            shares.append(Share(self.receiver_I, (1 - alpha) * self._share_I))
         if alpha > 0:
-            shares.append(Share(self.sender_O, alpha * self._weight_I))
+            shares.append(Share(self.sender_O, alpha * self._share_I))
             length = self._dense.message_bytes(x_AD.dtype)
             for r in self._rounds:
                 self.transport.count_replies(r, "cross_gradients", length)
@@ -232,6 +274,55 @@ class Neighbourhood:
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
         return torch.lerp(x_AD, self.average(x_AD, self.exchange(x_AD, kind=kind)), gamma)
+
+    def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
+        """The mean over all agents, for every agent.
+
+        Counted as what it costs with a server: everyone sends to agent 0, which answers everyone.
+        """
+        length = Dense(x_AD.shape[1]).message_bytes(x_AD.dtype)
+        self.transport.count_server(kind, length)
+        total_D = self.transport.sum(x_AD.sum(0)) / self.transport.topology.agents
+        return total_D.repeat(len(x_AD), 1)
+
+    def meet(self, x_AD: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        """Some neighbours, two by two, take the mean of both; no agent is in two pairs."""
+        topology, row = self.transport.topology, self.placement.row
+        chosen = {way for i, j in pairs for way in ((i, j), (j, i))}
+        ways = [e for e, edge in enumerate(topology.edges) if edge in chosen]
+        wire_EB = self.transport.along(ways, self._dense.encode(x_AD), "models", self._dense)
+        ends = [row[topology.edges[e][1]] for e in ways if topology.edges[e][1] in row]
+        met_AD = x_AD.clone()
+        met_AD[ends] = (x_AD[ends] + self._dense.decode(wire_EB, x_AD.dtype)) / 2
+        return met_AD
+
+    def accuracy(self, x_AD: Tensor, batch: Batch) -> Tensor:
+        """Each agent's accuracy on its own batch, [A, 1]."""
+        return self._accuracy(x_AD, batch, range(len(self.agents)))
+
+    def cross_accuracy(self, x_I: Flow, batch: Batch) -> Flow:
+        """The accuracy of each neighbour's model on the own batch, a number for every edge."""
+        rounds = zip(x_I, self._rows, strict=True)
+        found = [self._accuracy(x_ED, batch, rows) for x_ED, rows in rounds]
+        start = self.task.start()
+        return self.stored(torch.cat(found) if found else start.new_zeros(0, 1))
+
+    def _accuracy(self, x_PD: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        right_P1 = x_PD.new_zeros(len(rows), 1)
+        for p, row in enumerate(rows):
+            n = batch.sizes[row]
+            answers = self.engine.predict(x_PD[p], batch.inputs[row, :n]).argmax(1)
+            right_P1[p] = (answers == batch.targets[row, :n]).to(x_PD.dtype).mean()
+        return right_P1
+
+    @cached_property
+    def opposite_I(self) -> Tensor:
+        """For every incoming edge j -> i the place of i -> j on axis O."""
+        edges = self.transport.topology.edges
+        going = [edges[e] for r in self.transport.outgoing_of for e in r]
+        place = {edge: k for k, edge in enumerate(going)}
+        coming = [edges[e] for r in self.transport.incoming_of for e in r]
+        return torch.tensor([place[i, j] for j, i in coming], dtype=torch.int64)
 
     def zeros_I(self) -> Tensor:
         """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""

@@ -96,6 +96,20 @@ class Transport(ABC):
         self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
 
+    def along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Messages along some edges only; returns those that arrive here, in the edges' order."""
+        row, ends = self.placement.row, self.topology.edges
+        senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
+        self._count(kind, senders, wire_AB.shape[1])
+        return self._along(edges, wire_AB, kind, codec)
+
+    def count_server(self, kind: Kind, length: int) -> None:
+        """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
+        size = HEADER.itemsize + length
+        others = self.topology.agents - 1
+        for row, agent in enumerate(self.placement.agents):
+            self.sent[kind][row] += size * (others if agent == 0 else 1)
+
     def count_replies(self, round_: int, kind: Kind, length: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
@@ -109,6 +123,9 @@ class Transport(ABC):
 
     @abstractmethod
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor: ...
+
+    @abstractmethod
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor: ...
 
     @abstractmethod
     def gather(self, values_A: Tensor) -> Tensor:
@@ -137,6 +154,9 @@ class Local(Transport):
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         # All edges are both incoming and outgoing here, in the same order.
         return wire_EB
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        return wire_AB[_index(self.topology.edges[e][0] for e in edges)]
 
     def gather(self, values_A: Tensor) -> Tensor:
         """All rows are here."""
@@ -227,6 +247,14 @@ class Processes(Transport):
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
         return wire_RB[self._replied[round_]]
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        row, ends = self.placement.row, self.topology.edges
+        own = {e: row[ends[e][0]] for e in edges if ends[e][0] in row}
+        expected = [e for e in edges if ends[e][1] in row]
+        route = _Route(self.placement, own, len(row), expected, reply=False)
+        wire_RB = self._swap(route, wire_AB, kind, codec)
+        return wire_RB[_index(route.row_of[e] for e in expected)]
 
     def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
         """Sends messages to the other workers; returns the own ones followed by the arrived."""
