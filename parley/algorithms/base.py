@@ -57,6 +57,11 @@ class Algorithm(BaseModel, ABC):
         """A short name for tables and plots."""
         return self.title
 
+    @property
+    def gossip_rate(self) -> float:
+        """The rate of the further gossip rounds after which models are also tested."""
+        return float(getattr(self, "gamma", 1.0))
+
     def check(self, topology: Topology) -> None:
         """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
         if self.static and topology.phases:

@@ -32,6 +32,11 @@ class DifferenceGossip(Part):
     codec: CodecSpec = "sign"
     """C, how differences are written on the wire."""
 
+    @property
+    def gossip_rate(self) -> float:
+        """Models are tested after gossip in full, for which γ need not be small."""
+        return 1.0
+
     def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
         """All models are the same and known, tracked gradients are zero."""
         zeros_AD = torch.zeros_like(x_AD)
