@@ -8,8 +8,10 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.topology import (
     Topology,
+    base,
     chain,
     circulant,
+    directed_exponential,
     directed_ring,
     erdos_renyi,
     exponential,
@@ -17,10 +19,15 @@ from parley.topology import (
     from_graph,
     full,
     hypercube,
+    matchings,
+    one_peer_exponential,
     random_regular,
     ring,
+    sequence,
+    spanning_tree,
     star,
     torus,
+    tree,
 )
 
 __all__ = [
@@ -35,8 +42,10 @@ __all__ = [
     "ParleyError",
     "Result",
     "Topology",
+    "base",
     "chain",
     "circulant",
+    "directed_exponential",
     "directed_ring",
     "erdos_renyi",
     "exponential",
@@ -44,9 +53,14 @@ __all__ = [
     "from_graph",
     "full",
     "hypercube",
+    "matchings",
+    "one_peer_exponential",
     "random_regular",
     "ring",
+    "sequence",
+    "spanning_tree",
     "star",
     "torus",
     "train",
+    "tree",
 ]

@@ -23,9 +23,9 @@ from parley import compare as comparison
 from parley import data as datasets
 from parley import draw, folder, launch, trackers
 from parley import topology as topologies
-from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
-from parley.errors import BadValue, ParleyError, unknown_name, valid_values
+from parley.errors import BadValue, ParleyError, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.progress import TrainingProgress, console
 from parley.report.cli import report
@@ -478,12 +478,12 @@ def list_algorithms(
     """List the algorithms, or the options of one.
 
     [bold]parley algorithms ngc[/bold]
+
+    [bold]parley algorithms ngc+qgm[/bold]
     """
-    if name is not None and name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: ALGORITHMS[n].model_fields for n in chosen}
+        fields = {n: find(n).model_fields for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
@@ -492,8 +492,10 @@ def list_algorithms(
             shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
+        parts = ", ".join(f"{part} ({row.kind})" for part, row in PARTS.items())
+        screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
-        algorithm = ALGORITHMS[name]
+        algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
             as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
@@ -663,3 +665,60 @@ def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
             cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
         shown.add_row(str(agent), *cells, str(counts.sum()))
     return shown
+
+
+@app.command()
+def dash(
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with runs, at any depth; it may appear later.",
+            metavar="RUNS",
+            show_default=False,
+        ),
+    ] = Path("runs"),
+    port: Annotated[
+        str, typer.Option(help="If it is taken, the next free one; 0 for any.", metavar="N")
+    ] = "8642",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen at. Others than this machine can look only where this is "
+            "another address, such as 0.0.0.0; then a random token is needed, which is printed.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1",
+    show: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-open",
+            help="Open the page in a browser. (default: where there is one)",
+            metavar="",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Follow runs on a local web page, while they go on and afterwards.
+
+    Curves, the graph with who agrees with whom, time left, runs side by side. It only reads; runs
+    do not know of it. RUNS is runs/ unless given.
+
+    [bold]parley dash[/bold]
+    (and in another terminal [bold]parley train --epochs 200[/bold])
+
+    [bold]parley dash results --port 9000[/bold]
+
+    On another machine: [bold]ssh -L 8642:localhost:8642 other parley dash[/bold], then open the
+    address here.
+    """
+    if runs.exists() and not runs.is_dir():
+        raise BadValue("runs", str(runs), "a folder", "it is a file")
+    if not port.isdecimal() or int(port) > 65535:
+        raise BadValue("port", port, "a whole number from 0 to 65535")
+    try:
+        from parley.dash.serve import serve
+    except ImportError as error:
+        raise ParleyError(
+            f"dash: {error.name} is not installed; it comes with pip install 'parley[dashboard]'"
+        ) from None
+    serve(runs, host, int(port), show, lambda words: print(words, file=sys.stderr, flush=True))

@@ -26,6 +26,7 @@ from parley.folder import EXPERIMENT, RunFolder
 from parley.placement import spread
 from parley.progress import bars, brief, console, megabytes, status
 from parley.run import EpochDone, Event, Run
+from parley.status import mark_stopped
 from parley.transport import Local
 
 PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
@@ -43,12 +44,13 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
     for spec in (s.strip() for s in names.split(",") if s.strip()):
-        name, *settings = spec.split(":")
+        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs):
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
-        known = algorithms.ALGORITHMS.get(name)
-        fitting = {k: v for k, v in options.items() if known and k in known.model_fields}
+        known = algorithms.find(name)
+        fitting = {k: v for k, v in options.items() if k in known.model_fields}
         chosen.append({"name": name, **fitting, **dict(pairs)})
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
@@ -232,6 +234,10 @@ def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise ParleyError("a run was ended from outside; --resume goes on") from None
+            for child in children:
+                child.join()
+            for job in pending:
+                mark_stopped(job.out)
             raise
 
 

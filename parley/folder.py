@@ -5,6 +5,7 @@ environment.json    versions and machine
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
 checkpoint/         what resuming needs
+status.json         where the run is, until it is complete (`parley.status`)
 confusion.json      what the best and the worst agent take for what, at the end
 summary.json        written when the run is complete
 """

@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -33,6 +33,7 @@ from parley.experiment import HOW, Experiment
 from parley.folder import AGENTS, CONFUSION, RECORDS, RunFolder
 from parley.placement import spread
 from parley.run import EpochDone, Event, Problem, Record, Run, device_of
+from parley.status import reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
@@ -141,7 +142,7 @@ def _work(
     watch: Watcher,
 ) -> Outcome | None:
     """One worker, from loading to summary."""
-    with _threads(experiment.threads):
+    with _threads(experiment.threads), ExitStack() as until_done:
         problem = load(experiment)
         placement = spread(problem.topology, experiment.workers, rank)
         transport: Transport
@@ -157,6 +158,7 @@ def _work(
         if folder and first:
             folder.write_once(AGENTS, agents)
         records = _restore(run, folder, first) if folder and resume else []
+        report = until_done.enter_context(reported(folder.path if folder and first else None))
         try:
             for event in run.events():
                 if isinstance(event, EpochDone):
@@ -165,6 +167,7 @@ def _work(
                     if event.record:
                         records.append(event.record)
                 if first:
+                    report(event)
                     watch(event)
         except WorkerLost:
             raise

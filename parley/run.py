@@ -79,6 +79,8 @@ def problem(
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
         source = replace(source, train=share)
+    if experiment.test_fraction < 1:
+        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
@@ -244,10 +246,9 @@ class Run:
                 self.epoch * self.steps_per_epoch, (self.epoch + 1) * self.steps_per_epoch
             ):
                 started = time.perf_counter()
-                self.transport.step = step
-                batch = self.batches.at(step)
-                self.state = self.algorithm.step(self.state, self.hood, batch, lr)
-                losses.append(self._checked_loss(step))
+                hood, batch = self.hood.at(step), self.batches.at(step)
+                self.state = self.algorithm.step(self.state, hood, batch, lr)
+                losses.append(self._checked_loss(hood, step))
                 self.seconds += time.perf_counter() - started
                 yield StepDone(step + 1, self.steps, losses[-1])
             self.epoch += 1
@@ -257,12 +258,12 @@ class Run:
             self._check_record(record or {})
             yield EpochDone(self.epoch, record)
 
-    def _checked_loss(self, step: int) -> float:
-        loss_A = self.hood.loss_A
+    def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
+        loss_A = hood.loss_A
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
-            what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
+            what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
             raise self._diverged(what, step + 1)
         return float(loss_A.mean())
 

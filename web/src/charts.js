@@ -8,7 +8,7 @@
 // buttons above the chart (not on the canvas: they take the keyboard, and screen readers see them);
 // charts that give the same `link` switch together.
 import * as echarts from "echarts/core";
-import { CustomChart, GraphChart, HeatmapChart, LineChart, ScatterChart } from "echarts/charts";
+import { CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart } from "echarts/charts";
 import {
   AriaComponent,
   DataZoomInsideComponent,
@@ -21,8 +21,8 @@ import { CanvasRenderer, SVGRenderer } from "echarts/renderers";
 import palette from "../../parley/web/palette.json";
 
 echarts.use([
-  CustomChart, GraphChart, HeatmapChart, LineChart, ScatterChart, AriaComponent, GridComponent,
-  DataZoomInsideComponent, TooltipComponent, VisualMapComponent, LabelLayout,
+  CustomChart, GraphChart, HeatmapChart, LineChart, LinesChart, ScatterChart, AriaComponent,
+  GridComponent, DataZoomInsideComponent, TooltipComponent, VisualMapComponent, LabelLayout,
   CanvasRenderer, SVGRenderer,
 ]);
 
@@ -89,7 +89,8 @@ export function number(value, unit = "") {
   return unit ? `${text} ${unit}` : text;
 }
 
-const escaped = (text) => echarts.format.encodeHTML(String(text));
+/** Text as HTML. */
+export const escaped = (text) => echarts.format.encodeHTML(String(text));
 
 class Chart {
   constructor(element, description, build) {
@@ -134,7 +135,8 @@ class Chart {
         aria: { enabled: false }, // the container's label says it, in one sentence
         ...option,
       },
-      { notMerge: true },
+      // A live chart keeps its tooltip and whatever moves; it never loses a part but series.
+      this.description.live ? { replaceMerge: ["series"] } : { notMerge: true },
     );
   }
 
@@ -258,7 +260,8 @@ function frame(description, ink, xs, ys) {
   };
 }
 
-const tooltip = (ink) => ({
+/** The look of all tooltips. */
+export const tooltip = (ink) => ({
   confine: true,
   backgroundColor: ink.paper,
   borderColor: ink.line,
@@ -531,6 +534,8 @@ export const heatMap = (element, description) => new Chart(element, description,
 export const legend = (element, description) => new Chart(element, description, null);
 /** Who talks with whom: agents at given places, as pies of their classes or coloured by a value. */
 export const graphChart = (element, description) => new Chart(element, description, graphOption);
+/** Any other: `build(description, colours, chart)` makes the option. */
+export const customChart = (element, description, build) => new Chart(element, description, build);
 
 const KINDS = { line: lineChart, scatter: scatterChart, heat: heatMap, graph: graphChart, legend };
 
