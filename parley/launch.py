@@ -241,7 +241,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 
 def _confusion(run: Run, problem: Problem, last: Record, x_ND: Tensor) -> dict[str, Any]:
-    """What the averaged model and the best and the worst agent take for what."""
+    """What the best and the worst agent take for what."""
     accuracies, classes = last["accuracy_agents"], len(problem.class_names)
     best = max(range(len(accuracies)), key=accuracies.__getitem__)
     worst = min(range(len(accuracies)), key=accuracies.__getitem__)

@@ -9,7 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.folder import RunFolder
+from parley.progress import console
 from parley.run import EpochDone, Event, Record
 
 Watcher = Callable[[Event], None]
@@ -119,6 +120,8 @@ class MLflow(Tracker):
     package = "mlflow"
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
+        # MLflow asks for a database unless told that a plain folder is meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
@@ -189,20 +192,31 @@ def logging(
     """A watcher that also tells the trackers of those names every record of the run in `out`.
 
     A tracker is opened with the first new record. In a resumed run it is then told all earlier
-    ones too, so that what it has is complete.
+    ones too, so that what it has is complete. A tracker that fails is done without: the records
+    are on disk whatever becomes of it.
     """
-    opened: list[Tracker] = []
+    opened: dict[str, Tracker] = {}
+    pending = list(names)
+
+    def tell(name: str, record: Record) -> None:
+        records = [record]
+        if name not in opened:
+            title = f"{experiment.algorithm.label} {experiment.data} seed {experiment.seed}"
+            opened[name] = TRACKERS[name](experiment, title, out)
+            records = RunFolder(out).records()
+        for each in records:
+            opened[name].log(scalars(each), int(each["step"]))
 
     def both(event: Event) -> None:
-        if names and isinstance(event, EpochDone) and event.record:
-            records = [event.record]
-            if not opened:
-                name = f"{experiment.algorithm.label} {experiment.data} seed {experiment.seed}"
-                opened.extend(TRACKERS[each](experiment, name, out) for each in names)
-                records = RunFolder(out).records()
-            for record in records:
-                for tracker in opened:
-                    tracker.log(scalars(record), int(record["step"]))
+        if isinstance(event, EpochDone) and event.record:
+            for name in list(pending):
+                try:
+                    tell(name, event.record)
+                except Exception as error:  # whatever a tracker may raise
+                    pending.remove(name)
+                    why = " ".join(str(error).split())[:200]
+                    note = f"note: {name} fails ({why}); the run goes on without it"
+                    console.print(note, highlight=False, markup=False, soft_wrap=True)
         watch(event)
 
     complete = False
@@ -210,5 +224,6 @@ def logging(
         yield both
         complete = True
     finally:
-        for tracker in opened:
-            tracker.close(complete)
+        for tracker in opened.values():
+            with suppress(Exception):
+                tracker.close(complete)
