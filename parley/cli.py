@@ -21,7 +21,7 @@ from rich.text import Text
 import parley
 from parley import compare as comparison
 from parley import data as datasets
-from parley import draw, folder, launch
+from parley import draw, folder, launch, trackers
 from parley import topology as topologies
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
@@ -31,6 +31,7 @@ from parley.progress import TrainingProgress, console
 from parley.report.cli import report
 from parley.reproduce.cli import app as reproduce_app
 from parley.run import problem
+from parley.topology import Topology
 from parley.transport import HEADER
 
 app = typer.Typer(
@@ -228,6 +229,16 @@ Json = Annotated[
         "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+        "folder). Needs parley\\[trackers].",
+        metavar="LIST",
+        show_default=False,
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Argument(
@@ -283,7 +294,13 @@ def _stoppable(out: Path) -> Iterator[None]:
 @app.command()
 @takes_experiment()
 def train(
-    file: File = None, *, out: Out = None, resume: Resume = False, json_: Json = False, **flags: Any
+    file: File = None,
+    *,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    log: Log = None,
+    **flags: Any,
 ) -> None:
     """Train one model among peers.
 
@@ -295,10 +312,15 @@ def train(
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
-    with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
+    with (
+        _stoppable(out),
+        TrainingProgress(experiment, launch.is_first()) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
         outcome = launch.execute(experiment, problem, out, resume, watch)
     if outcome is None:
         return
@@ -359,6 +381,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
+    log: Log = None,
     **flags: Any,
 ) -> None:
     """Run several algorithms with several seeds side by side.
@@ -382,7 +405,8 @@ def compare(
             raise BadValue(name, given[name], "an option of one of the algorithms compared")
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
-    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_)
+    logged = trackers.parse(log)
+    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
 
 
 def _compare(
@@ -392,9 +416,10 @@ def _compare(
     out: Path,
     resume: bool = False,
     as_json: bool = False,
+    log: tuple[str, ...] = (),
 ) -> None:
     at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
-    jobs = comparison.jobs(experiments, seeds, out)
+    jobs = comparison.jobs(experiments, seeds, out, log)
     with _stoppable(out):
         comparison.compare(jobs, at_once, out, resume)
     rows = comparison.rows(jobs)
@@ -519,6 +544,9 @@ def topology(
     [bold]parley topology ring --agents 10[/bold]
 
     [bold]parley topology circulant:1,5 --agents 20 --picture graph.png[/bold]
+
+    A graph that changes from step to step, with its period and whether that is the exact mean:
+    [bold]parley topology base:1 --agents 10[/bold]
     """
     _check_picture(picture)
     asked = Experiment.of(**_given(flags))
@@ -536,6 +564,8 @@ def topology(
     if picture:
         draw.topology_picture(graph, picture)
     if json_:
+        if graph.phases:
+            figures["rounds"] = [_round_figures(phase) for phase in graph.phases]
         print(json.dumps(figures | {"weight_matrix": graph.weights.tolist()}))
         return
 
@@ -547,16 +577,29 @@ def topology(
     properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
     _heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
     shown = Table(show_header=False, box=box.SIMPLE)
-    shown.add_row("neighbours of an agent", degrees())
+    in_all = ", of all rounds together" if graph.phases else ""
+    shown.add_row("neighbours of an agent", degrees() + in_all)
     shown.add_row(
         "edges", f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}"
     )
     shown.add_row("diameter", str(graph.diameter))
-    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}")
-    shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
-    shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
+    each = " in every round" if graph.phases else ""
+    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}{each}")
+    if graph.phases:
+        shown.add_row("period", f"{graph.period} rounds, one a step")
+        exact = f"after {graph.exact_after} rounds" if graph.exact_after else "never, only nearly"
+        shown.add_row("everyone has the exact mean", exact)
+        shown.add_row("spectral gap of a period", f"{graph.spectral_gap:.6g}")
+        if not graph.exact_after:
+            per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
+            shown.add_row("the same for each round", f"{per_round:.6g}")
+    else:
+        shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
+        shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
     screen.print(shown)
-    if graph.agents <= 10:
+    if graph.phases:
+        _rounds_table(graph, HEADER.itemsize + Dense(size).message_bytes(torch.float32))
+    elif graph.agents <= 10:
         _heading("the weight that an agent (row) gives to another's value (column)")
         matrix = Table("", *map(str, range(graph.agents)), box=box.SIMPLE)
         for column in matrix.columns[1:]:
@@ -573,6 +616,40 @@ def topology(
     screen.print(cost)
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
+
+
+def _round_figures(phase: Topology) -> dict[str, Any]:
+    return {
+        "edges": [list(edge) for edge in phase.edges],
+        "weights": phase.edge_weights.tolist(),
+        "degree_max": max(phase.degrees),
+        "messages": len(phase.edges),
+        "doubly_stochastic": phase.doubly_stochastic,
+    }
+
+
+ROUNDS_SHOWN = 16
+
+
+def _rounds_table(graph: Topology, message: int) -> None:
+    """Who talks with whom in each round, and what it costs."""
+    _heading("round by round")
+    shown = Table("round", "neighbours", "MB sent, most", "MB sent, mean", "", box=box.SIMPLE)
+    for column in shown.columns[1:4]:
+        column.justify = "right"
+    for number, phase in enumerate(graph.phases[:ROUNDS_SHOWN]):
+        pairs = [f"{j}→{i}" for j, i in phase.edges]
+        if not phase.directed:
+            pairs = [f"{j}–{i}" for j, i in phase.edges if j < i]
+        sent = [degree * message / 1e6 for degree in phase.out_degrees]
+        some = " ".join(pairs[:8]) + " …" * (len(pairs) > 8)
+        mean = f"{sum(sent) / len(sent):.4f}"
+        fewest, most = min(phase.degrees), max(phase.degrees)
+        degrees = f"{fewest} to {most}" if fewest < most else str(most)
+        shown.add_row(str(number), degrees, f"{max(sent):.4f}", mean, some)
+    screen.print(shown)
+    if graph.period > ROUNDS_SHOWN:
+        screen.print(f"and {graph.period - ROUNDS_SHOWN} further rounds", highlight=False)
 
 
 @app.command("data")

@@ -17,7 +17,7 @@ from rich import box
 from rich.progress import TaskID
 from rich.table import Table
 
-from parley import algorithms, launch, run
+from parley import algorithms, launch, run, trackers
 from parley.draw import curves_picture
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -64,15 +64,20 @@ class Job:
     label: str
     experiment: Experiment
     out: Path
+    log: tuple[str, ...] = ()
+    """Trackers that receive its metrics."""
 
 
-def jobs(experiments: Sequence[Experiment], seeds: int, out: Path) -> list[Job]:
+def jobs(
+    experiments: Sequence[Experiment], seeds: int, out: Path, log: tuple[str, ...] = ()
+) -> list[Job]:
     """Every experiment with so many seeds, each with a folder of its own."""
     made = []
     for label, experiment in zip(labels(experiments), experiments, strict=True):
         name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α", "alpha-"))
         for seed in range(experiment.seed, experiment.seed + seeds):
-            made.append(Job(label, experiment.replace(seed=seed), out / name / f"seed-{seed}"))
+            where = out / name / f"seed-{seed}"
+            made.append(Job(label, experiment.replace(seed=seed), where, log))
     return made
 
 
@@ -122,7 +127,9 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
 def _execute(job: Job, resume: bool, watch: launch.Watcher) -> None:
     try:
-        launch.execute(job.experiment, run.problem, job.out, resume and job.out.exists(), watch)
+        with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
+            resume = resume and job.out.exists()
+            launch.execute(job.experiment, run.problem, job.out, resume, watch)
     except BadValue:
         raise
     except ParleyError as error:

@@ -25,6 +25,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Patch, Wedge
+from scipy.spatial import KDTree
 
 from parley.errors import BadValue
 from parley.topology import Topology, torus_shape
@@ -41,6 +42,12 @@ BAR = LINES[0]
 ENDINGS = ("png", "svg", "pdf")
 # More classes than this are told apart by a colour scale; a list would be longer than the plot.
 LEGEND_CLASSES = 20
+# A number in a circle that is smaller than this, in points, is only a blot.
+LEGIBLE = 1.5
+# Rounds of a sequence that are drawn.
+PANELS = 12
+# More agents than this are drawn on a circle: springs between all pairs take too long.
+SPRINGS = 400
 
 Record = dict[str, Any]
 
@@ -56,12 +63,14 @@ def topology_picture(
     """Draw the graph: edges as wide as their weights, arrows where they are one-way.
 
     With `holdings` [N, classes], how many examples of each class each agent holds, every agent
-    is a small pie of its classes.
+    is a small pie of its classes. A sequence is drawn round by round, side by side.
     """
-    out = _checked_path(path)
-    positions = layout(topology)
+    out = checked_path(path)
     n = topology.agents
     counts = None if holdings is None else _counts(holdings, n)
+    if topology.phases and counts is None:
+        return save(_rounds_figure(topology), out)
+    positions = layout(topology)
     low, high = positions.min(axis=0), positions.max(axis=0)
     room = 0.34 * nearest(positions)
     margin = (1.9 if _is_torus(topology) else 1.35) * room
@@ -97,9 +106,11 @@ def topology_picture(
             axes.add_patch(Circle((x, y), radius, facecolor=NODE, edgecolor=INK, lw=0.8, zorder=3))
         else:
             draw_pie(axes, (x, y), radius, counts[agent], colours(classes))
-        axes.text(
-            x, y, str(agent), ha="center", va="center_baseline", fontsize=font, color=INK, zorder=6
-        )
+        if font >= LEGIBLE:
+            axes.text(
+                x, y, str(agent), ha="center", va="center_baseline", fontsize=font, color=INK,
+                zorder=6,
+            )  # fmt: skip
     if counts is not None:
         _key(figure, _names(class_names, classes), (width + 0.15) / size[0], size)
     figure.text(
@@ -112,6 +123,55 @@ def topology_picture(
     return save(figure, out)
 
 
+def _rounds_figure(topology: Topology) -> Figure:
+    """A small graph for each round, all agents in the same places."""
+    positions = layout(topology)
+    shown = topology.phases[:PANELS]
+    columns = min(len(shown), 4)
+    rows = -(-len(shown) // columns)
+    side = 2.5
+    figure = Figure(figsize=(columns * side, rows * (side + 0.25) + 0.75))
+    low, high = positions.min(axis=0), positions.max(axis=0)
+    room = 0.34 * nearest(positions)
+    extent = float((high - low).max()) + 2.8 * room
+    centre, scale = (low + high) / 2, 0.9 * side / extent
+    radius = min(room, 0.16 / scale)
+    font = min(9.0, 72 * scale * radius * 0.9)
+    width, height = figure.get_size_inches()
+    for number, phase in enumerate(shown):
+        row, column = divmod(number, columns)
+        top = height - 0.75 - row * (side + 0.25)
+        axes = figure.add_axes(
+            ((column + 0.05) * side / width, (top - side) / height, 0.9 * side / width,
+             0.9 * side / height)
+        )  # fmt: skip
+        axes.set_xlim(centre[0] - extent / 2, centre[0] + extent / 2)
+        axes.set_ylim(centre[1] - extent / 2, centre[1] + extent / 2)
+        axes.set_axis_off()
+        axes.set_title(f"round {number}", fontsize=9)
+        _draw_edges(axes, phase, positions, radius, 72 * scale)
+        for agent, (x, y) in enumerate(positions):
+            axes.add_patch(Circle((x, y), radius, facecolor=NODE, edgecolor=INK, lw=0.6, zorder=3))
+            if font >= LEGIBLE:
+                axes.text(
+                    x, y, str(agent), ha="center", va="center_baseline", fontsize=font, zorder=6
+                )
+    exact, more = topology.exact_after, topology.period - len(shown)
+    what = (
+        f"exact mean after {exact} rounds"
+        if exact
+        else f"gap of a period {topology.spectral_gap:.3g}"
+    )
+    figure.text(
+        0.5,
+        1 - 0.12 / height,
+        f"{short(topology.name, 40)}, {topology.agents} agents, period {topology.period}\n{what}"
+        + f"; {more} further rounds not drawn" * (more > 0),
+        ha="center", va="top", fontsize=11, parse_math=False,
+    )  # fmt: skip
+    return figure
+
+
 def partition_picture(
     holdings: npt.ArrayLike, path: str | Path, class_names: Sequence[str] | None = None
 ) -> Path:
@@ -119,7 +179,7 @@ def partition_picture(
 
     Bars at the right show how many examples each agent holds in all.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     counts = _counts(holdings)
     n, classes = counts.shape
     names = _names(class_names, classes)
@@ -173,7 +233,7 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     `runs` has, for each method's name, the records of its runs (seeds): lines are means, bands
     reach one standard deviation to either side.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     panels = figure.subplots(2, 2)
     plots: list[tuple[str, str, Callable[[Record], float], Callable[[Record], float]]] = [
@@ -272,6 +332,10 @@ def layout(topology: Topology) -> Positions:
     match topology.name.partition(":")[0]:
         case "ring" | "directed-ring" | "circulant" | "exponential" | "full":
             return _circle(n)
+        case "directed-exponential" | "one-peer-exponential" | "base" | "matchings":
+            return _circle(n)
+        case "tree":
+            return _tree(n, int(topology.name.partition(":")[2]))
         case "star":
             return np.vstack([np.zeros((1, 2)), _circle(n - 1)])
         case "chain":
@@ -281,6 +345,8 @@ def layout(topology: Topology) -> Positions:
             return np.array([(c, -r) for r in range(rows) for c in range(columns)], dtype=float)
         case "hypercube":
             return _cube(n)
+        case _ if n > SPRINGS or topology.phases:
+            return _circle(n)
         case _:
             return _any(topology)
 
@@ -298,6 +364,27 @@ def _snake(n: int) -> Positions:
     row, step = np.divmod(np.arange(n), width)
     column = np.where(row % 2, width - 1 - step, step)
     return np.stack([column, 0.0 - row], axis=1)
+
+
+def _tree(n: int, children: int) -> Positions:
+    """Generation below generation, everyone in the middle above its children."""
+    places = np.zeros((n, 2))
+    leaves = 0
+    below: list[list[int]] = [[] for _ in range(n)]
+    for agent in range(1, n):
+        parent = (agent - 1) // children
+        below[parent].append(agent)
+        places[agent, 1] = places[parent, 1] - 1
+    stack = [0]  # leaves from left to right
+    while stack:
+        agent = stack.pop()
+        if not below[agent]:
+            places[agent, 0], leaves = leaves, leaves + 1
+        stack += reversed(below[agent])
+    for agent in reversed(range(n)):
+        if below[agent]:
+            places[agent, 0] = places[below[agent], 0].mean()
+    return places
 
 
 def _cube(n: int) -> Positions:
@@ -336,9 +423,8 @@ def nearest(positions: Positions) -> float:
     """The smallest distance between two agents."""
     if len(positions) < 2:
         return 1.0
-    delta = positions[:, None] - positions[None]
-    distance = np.hypot(delta[..., 0], delta[..., 1])
-    return float(distance[~np.eye(len(positions), dtype=bool)].min())
+    distance: Any = KDTree(positions).query(positions, k=2)[0]
+    return float(distance[:, 1].min())
 
 
 def _is_torus(topology: Topology) -> bool:
@@ -357,13 +443,14 @@ def _draw_edges(
     axes: Axes, topology: Topology, positions: Positions, radius: float, points: float
 ) -> None:
     """Lines for pairs, arrows for one-way edges; `points` is the length of 1 on paper."""
-    top = max((topology.weights[i, j] for j, i in topology.edges), default=1.0)
+    weights = dict(zip(topology.edges, topology.edge_weights.tolist(), strict=True))
+    top = max(weights.values(), default=1.0)
     # Many edges would merge into one blot at full width.
     widest = 3.2 * min(1.0, max(0.15, 6 * topology.agents / max(len(topology.edges), 1)))
     lines, widths = [], []
-    for j, i in topology.edges:
-        there, back = topology.weights[i, j], topology.weights[j, i]
-        paired = topology.graph.has_edge(i, j)
+    for (j, i), there in weights.items():
+        back = weights.get((i, j), 0.0)
+        paired = (i, j) in weights
         weight = (there + back) / 2 if paired and not topology.directed else there
         width = widest * max(0.15, abs(weight) / (abs(top) or 1.0))
         start, end = positions[j], positions[i]
@@ -473,7 +560,8 @@ def _counts(holdings: npt.ArrayLike, agents: int | None = None) -> Positions:
     return counts
 
 
-def _checked_path(path: str | Path) -> Path:
+def checked_path(path: str | Path) -> Path:
+    """The path, if its ending is one of those that can be drawn."""
     out = Path(path)
     if out.suffix.lower().lstrip(".") not in ENDINGS:
         raise BadValue(
