@@ -57,4 +57,5 @@ class AdaGossip(AdaptiveGossip, SGD, Own, Composed):
     """CHOCO whose averaging rate follows the disagreement, parameter by parameter."""
 
     name = "adagossip"
+    fixed_graph = True
     title = "AdaGossip"

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from parley.data import Batch
+from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 from parley.topology import Property, Topology
 
@@ -43,6 +44,9 @@ class Algorithm(BaseModel, ABC):
     needs: ClassVar[Property] = "doubly-stochastic"
     """What the mixing weights must be."""
 
+    fixed_graph: ClassVar[bool] = False
+    """Whether the neighbours and their weights must be the same in every step."""
+
     @classmethod
     def as_run(cls, **options: Any) -> Self:
         """With the choices of the NGC authors' public code, then `options`."""
@@ -56,6 +60,9 @@ class Algorithm(BaseModel, ABC):
 
     def check(self, topology: Topology) -> None:
         """Refuses a graph whose weights the algorithm cannot work with."""
+        if topology.phases and self.fixed_graph:
+            because = f"{self.name} keeps sums over neighbours, who must stay the same"
+            raise BadValue("topology", topology.name, "one that does not change", because)
         topology.require(self.needs, self.name)
 
     @abstractmethod

@@ -69,4 +69,5 @@ class CHOCO(DifferenceGossip, SGD, Own, Composed):
     """
 
     name = "choco"
+    fixed_graph = True
     title = "CHOCO-SGD"

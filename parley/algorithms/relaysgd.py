@@ -42,7 +42,7 @@ class RelaySGD(Momentum, Algorithm):
 
     def check(self, topology: Topology) -> None:
         """Refuses what is not a tree; weights are not used."""
-        if topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
+        if topology.phases or topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
             raise BadValue("topology", topology.name, "a tree: chain, star", "relaysgd needs one")
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
