@@ -284,7 +284,6 @@ def field_picture(
     """
     out = checked_path(path)
     names = list(dict.fromkeys(name for runs in partitions.values() for name in runs))
-    hues = colours(max(len(names), 11))
     figure = Figure(figsize=(12, 3.4 * len(partitions) + 0.32 * -(-len(names) // 6) + 0.4))
     figure.set_layout_engine("constrained")
     panels = figure.subplots(len(partitions), 2, squeeze=False, sharey="row")
@@ -299,10 +298,10 @@ def field_picture(
                 shortest = min(len(records) for records in seeds)
                 x = np.mean([[horizontal(r) for r in s[:shortest]] for s in seeds], axis=0)
                 y = [[_percent("accuracy_mean_model")(r) for r in s[:shortest]] for s in seeds]
-                marker = "osD^vP*X<>"[slot % 10]
+                marker = "osD^vP*X<>"[slot % 10]  # at the end, where most lines meet
                 axes.plot(
-                    x, np.mean(y, axis=0), color=hues[slot], ls=DASHES[slot // 6 % len(DASHES)],
-                    marker=marker, markevery=[-1], ms=5, lw=1.3, label=name,
+                    x, np.mean(y, axis=0), **line_style(slot, slot // len(LINES)),
+                    marker=marker, markevery=[-1], ms=6, lw=1.4, label=name,
                 )  # fmt: skip
             axes.set_xscale("log")
             plain_numbers(axes.xaxis)

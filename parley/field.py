@@ -87,8 +87,12 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
     """The averaged model's accuracy on each partition, for a terminal."""
     headings, lines = _cells(made)
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for heading in headings:
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for heading in headings:  # narrow: it fits in 80 columns
+        shown.add_column(
+            heading.partition(",")[0].replace(" an ", " an\n"),
+            justify="right" if heading else "left",
+            no_wrap=True,
+        )
     for cells in lines:
         shown.add_row(*cells)
     return shown
@@ -110,7 +114,7 @@ def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]
         partition, records = job.experiment.partition, RunFolder(job.out).records()
         about = {"partition": partition, "label": job.label, "seed": job.experiment.seed}
         about |= {"lr": job.experiment.lr, "diverged": job.failure is not None}
-        lines += [about | {k: r[k] for k in KEPT} for r in records]
+        lines += [about | {k: round(r[k], 5) for k in KEPT} for r in records]
         if job.failure is None:
             curves.setdefault(partition, {}).setdefault(job.label, []).append(records)
     write_atomically(out / "field.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
