@@ -79,7 +79,7 @@ def save(png: bytes, name: str) -> None:
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         Path(file.name).write_bytes(png)
         picture = Image.open(file.name).convert("RGB")
-    picture.quantize(64, dither=Image.Dither.NONE).save(ROOT / "docs/images" / name, optimize=True)
+    picture.quantize(160, dither=Image.Dither.NONE).save(ROOT / "docs/images" / name, optimize=True)
 
 
 if __name__ == "__main__":

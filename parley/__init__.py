@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC
+from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, compose
 from parley.api import Result, train
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -45,6 +45,7 @@ __all__ = [
     "base",
     "chain",
     "circulant",
+    "compose",
     "directed_exponential",
     "directed_ring",
     "erdos_renyi",

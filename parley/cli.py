@@ -21,7 +21,7 @@ from rich.text import Text
 import parley
 from parley import compare as comparison
 from parley import data as datasets
-from parley import draw, folder, launch
+from parley import draw, folder, launch, trackers
 from parley import field as whole_field
 from parley import topology as topologies
 from parley import tune as tuning
@@ -162,7 +162,10 @@ def _experiment_flags() -> Iterator[inspect.Parameter]:
     fields = {n: f for a in ALGORITHMS.values() for n, f in a.model_fields.items()}
     for name, field in fields.items():
         having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.model_fields]
-        note = "" if len(having) == len(ALGORITHMS) else f"Only {', '.join(having)}."
+        lacking = [key for key in ALGORITHMS if key not in having]
+        note = f"Only {', '.join(having)}."
+        if len(lacking) < len(having):
+            note = f"Not {', '.join(lacking)}." if lacking else ""
         yield _flag_of(name, field, HYPER, note)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
     yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
@@ -229,6 +232,16 @@ Json = Annotated[
         "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+        "folder). Needs parley\\[trackers].",
+        metavar="LIST",
+        show_default=False,
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Argument(
@@ -284,7 +297,13 @@ def _stoppable(out: Path) -> Iterator[None]:
 @app.command()
 @takes_experiment()
 def train(
-    file: File = None, *, out: Out = None, resume: Resume = False, json_: Json = False, **flags: Any
+    file: File = None,
+    *,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    log: Log = None,
+    **flags: Any,
 ) -> None:
     """Train one model among peers.
 
@@ -296,10 +315,15 @@ def train(
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
-    with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
+    with (
+        _stoppable(out),
+        TrainingProgress(experiment, launch.is_first()) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
         outcome = launch.execute(experiment, problem, out, resume, watch)
     if outcome is None:
         return
@@ -385,6 +409,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
+    log: Log = None,
     **flags: Any,
 ) -> None:
     """Run several algorithms with several seeds side by side.
@@ -410,9 +435,12 @@ def compare(
             raise BadValue(name, given[name], "an option of one of the algorithms compared")
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
+    logged = trackers.parse(log)
     if tuned and tune:
         raise BadValue("tune", tune, "either --tune or --tuned")
     if partitions or tuned or tune or algorithms == "all":
+        if logged:
+            raise BadValue("log", log, "a comparison on one partition, without tuning")
         own = "partition" in options or algorithms != "all"
         names = partitions or (experiments[0].partition if own else ",".join(DEFAULT_PARTITIONS))
         _compare_field(
@@ -420,7 +448,7 @@ def compare(
             json_, tuned, _count("tune", tune) if tune else 0,
         )  # fmt: skip
         return
-    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_)
+    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
 
 
 def _on_partitions(experiments: list[Experiment], names: str) -> dict[str, list[Experiment]]:
@@ -577,9 +605,10 @@ def _compare(
     out: Path,
     resume: bool = False,
     as_json: bool = False,
+    log: tuple[str, ...] = (),
 ) -> None:
     at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
-    jobs = comparison.jobs(experiments, seeds, out)
+    jobs = comparison.jobs(experiments, seeds, out, log)
     with _stoppable(out):
         comparison.compare(jobs, at_once, out, resume)
     rows = comparison.rows(jobs)

@@ -17,7 +17,7 @@ from rich import box
 from rich.progress import TaskID
 from rich.table import Table
 
-from parley import algorithms, launch, run
+from parley import algorithms, launch, run, trackers
 from parley.draw import curves_picture
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -47,7 +47,7 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
         # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
-        if not all(key and value for key, value in pairs):
+        if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         known = algorithms.find(name)
         fitting = {k: v for k, v in options.items() if k in known.model_fields}
@@ -67,6 +67,8 @@ class Job:
     label: str
     experiment: Experiment
     out: Path
+    log: tuple[str, ...] = ()
+    """Trackers that receive its metrics."""
     may_diverge: bool = False
     """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
 
@@ -82,13 +84,16 @@ class Job:
         return self.failure is not None or RunFolder(self.out).summary() is not None
 
 
-def jobs(experiments: Sequence[Experiment], seeds: int, out: Path) -> list[Job]:
+def jobs(
+    experiments: Sequence[Experiment], seeds: int, out: Path, log: tuple[str, ...] = ()
+) -> list[Job]:
     """Every experiment with so many seeds, each with a folder of its own."""
     made = []
     for label, experiment in zip(labels(experiments), experiments, strict=True):
         name = slug(label)
         for seed in range(experiment.seed, experiment.seed + seeds):
-            made.append(Job(label, experiment.replace(seed=seed), out / name / f"seed-{seed}"))
+            where = out / name / f"seed-{seed}"
+            made.append(Job(label, experiment.replace(seed=seed), where, log))
     return made
 
 
@@ -148,7 +153,9 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
 def _execute(job: Job, resume: bool, watch: launch.Watcher) -> None:
     try:
-        launch.execute(job.experiment, run.problem, job.out, resume and job.out.exists(), watch)
+        with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
+            resume = resume and job.out.exists()
+            launch.execute(job.experiment, run.problem, job.out, resume, watch)
     except BadValue:
         raise
     except ParleyError as error:

@@ -65,7 +65,7 @@ def topology_picture(
     With `holdings` [N, classes], how many examples of each class each agent holds, every agent
     is a small pie of its classes. A sequence is drawn round by round, side by side.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     n = topology.agents
     counts = None if holdings is None else _counts(holdings, n)
     if topology.phases and counts is None:
@@ -179,7 +179,7 @@ def partition_picture(
 
     Bars at the right show how many examples each agent holds in all.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     counts = _counts(holdings)
     n, classes = counts.shape
     names = _names(class_names, classes)
@@ -233,7 +233,7 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     `runs` has, for each method's name, the records of its runs (seeds): lines are means, bands
     reach one standard deviation to either side.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     panels = figure.subplots(2, 2)
     plots: list[tuple[str, str, Callable[[Record], float], Callable[[Record], float]]] = [
@@ -282,7 +282,7 @@ def field_picture(
 
     `partitions` has, for each, what `curves_picture` takes. A row of panels for each partition.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     names = list(dict.fromkeys(name for runs in partitions.values() for name in runs))
     figure = Figure(figsize=(12, 3.4 * len(partitions) + 0.32 * -(-len(names) // 6) + 0.4))
     figure.set_layout_engine("constrained")
@@ -603,7 +603,8 @@ def _counts(holdings: npt.ArrayLike, agents: int | None = None) -> Positions:
     return counts
 
 
-def _checked_path(path: str | Path) -> Path:
+def checked_path(path: str | Path) -> Path:
+    """The path, if its ending is one of those that can be drawn."""
     out = Path(path)
     if out.suffix.lower().lstrip(".") not in ENDINGS:
         raise BadValue(

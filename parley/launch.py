@@ -67,13 +67,20 @@ class Outcome:
     """What a finished run leaves in memory (on worker 0)."""
 
     def __init__(
-        self, records: list[Record], summary: dict[str, Any], x_ND: Tensor, run: Run
+        self,
+        records: list[Record],
+        summary: dict[str, Any],
+        x_ND: Tensor,
+        run: Run,
+        about: dict[str, dict[str, Any]],
     ) -> None:
         self.records = records
         self.summary = summary
         self.x_ND = x_ND
         """Every agent's model."""
         self.task = run.task
+        self.about = about
+        """What the folder has beside records: ``agents`` and ``confusion``."""
 
 
 def execute(
@@ -147,8 +154,9 @@ def _work(
         if folder and first:
             folder.open(experiment, resume)
         _meet(transport)  # nobody writes into a folder that has been refused
+        agents = describe(problem) if first else {}
         if folder and first:
-            folder.write_once(AGENTS, describe(problem))
+            folder.write_once(AGENTS, agents)
         records = _restore(run, folder, first) if folder and resume else []
         report = until_done.enter_context(reported(folder.path if folder and first else None))
         try:
@@ -174,10 +182,12 @@ def _work(
                 f"{checkpoint.folder(folder.path, run.epoch)} to make that epoch again"
             )
         summary = summarise(experiment, records[-1], out)
+        confusion = _confusion(run, problem, records[-1], x_ND)
         if folder:
-            folder.write_once(CONFUSION, _confusion(run, problem, records[-1], x_ND))
+            folder.write_once(CONFUSION, confusion)
             folder.finish(summary)
-        return Outcome(records, summary, x_ND, run)
+        about = {"agents": agents, "confusion": confusion}
+        return Outcome(records, summary, x_ND, run, about)
 
 
 def _check_agreement(run: Run) -> None:
@@ -231,7 +241,7 @@ def describe(problem: Problem) -> dict[str, Any]:
 
 
 def _confusion(run: Run, problem: Problem, last: Record, x_ND: Tensor) -> dict[str, Any]:
-    """What the averaged model and the best and the worst agent take for what."""
+    """What the best and the worst agent take for what."""
     accuracies, classes = last["accuracy_agents"], len(problem.class_names)
     best = max(range(len(accuracies)), key=accuracies.__getitem__)
     worst = min(range(len(accuracies)), key=accuracies.__getitem__)

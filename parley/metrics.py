@@ -61,9 +61,14 @@ def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
 
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
     """The models after further gossip rounds, without training, from the first graph on."""
+    # Weights whose rows do not sum to 1 average by push-sum.
+    w_A1 = x_AD.new_ones(len(x_AD), 1)
+    push_sum = not hood.transport.topology.row_stochastic
     for step in range(rounds):
         x_AD = hood.at(step).mix(x_AD, gamma, kind="evaluation")
-    return x_AD
+        if push_sum:
+            w_A1 = hood.at(step).mix(w_A1, gamma, kind="evaluation")
+    return x_AD / w_A1 if push_sum else x_AD
 
 
 def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tuple[float, float]:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -22,7 +23,7 @@ from parley.codec import Codec, Dense, hashed
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
 from parley.topology import Topology
-from parley.transport import Kind, Transport
+from parley.transport import Kind, Transfer, Transport
 
 DENSE_MIXING = 128
 """Most agents for which W is kept as a dense matrix; beyond, its zeros cost more than they save."""
@@ -37,13 +38,15 @@ class Flow:
         dtype: torch.dtype,
         make: Callable[[], Iterator[Tensor]],
         source_AD: Tensor | None = None,
+        of_others: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.codec = codec
         self.dtype = dtype
         self._make = make
         self.source_AD = source_AD
-        """What the senders sent, row by row, where all of them are hosted here and it arrives
-        unchanged."""
+        """What the hosted senders' messages mean to their receivers, row by row."""
+        self.of_others = of_others
+        """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
         self.batch: Batch | None = None
         """For cross-gradients of such values: the batch they are taken on."""
 
@@ -114,16 +117,33 @@ class Neighbourhood:
         self.sender_O = torch.cat([index([]), *self._sender])
         """Row on axis A of the agent at which each outgoing edge starts."""
 
-        # With all agents here an average of what they send is a product with W.
-        self._mixing: Tensor | None = None
-        if len(self.agents) == topology.agents:
-            dense = topology.agents <= DENSE_MIXING
-            self._mixing = _dense(topology.weights) if dense else _sparse(topology.mixing)
-            self._mixing = self._mixing.to(device, dtype)
-            # And an edge is a pair of a model and a batch.
-            owners = [owner for r in self._owners for owner in r]
-            self._pairs = Pairs(self.sender_O, self.receiver_I.cpu(), torch.tensor(owners))
-            self._share_I = torch.cat([column([]), *self._share_in])[:, 0]
+        # Among the agents here an average of what they send is a product with their part of W.
+        here = list(self.agents)
+        mixing = topology.mixing if len(here) == topology.agents else topology.mixing[here][:, here]
+        dense = len(here) <= DENSE_MIXING
+        self._mixing = (_dense(mixing.toarray()) if dense else _sparse(mixing)).to(device, dtype)
+        # And an edge is a pair of a model and a batch.
+        inside = [edges[e] for r in transport.inside for e in r]
+        self._pairs = Pairs(
+            index([row[j] for j, _ in inside]),
+            torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
+            torch.tensor([j for j, _ in inside], dtype=torch.int64),
+        )
+        self._pair_receiver = self._pairs.rows.to(device)
+        self._pair_share = column([shares[e] for r in transport.inside for e in r])[:, 0]
+        came, went = transport.from_others, transport.to_others
+        self._others = [
+            _Others(
+                rows=[row[edges[e][1]] for e in come],
+                owners=[edges[e][0] for e in come],
+                receiver=index([row[edges[e][1]] for e in come]),
+                weight=column([weights[e] for e in come]),
+                share=column([shares[e] for e in come]),
+                sender=index([row[edges[e][0]] for e in go]),
+                share_out=column([shares[e] for e in go]),
+            )
+            for come, go in zip(came, went, strict=True)
+        ]
 
     def at(self, step: int) -> "Neighbourhood":
         """The neighbourhood of a step: another one in each where the graph changes."""
@@ -153,18 +173,22 @@ class Neighbourhood:
         return self.publish(x_AD, codec, kind)[1]
 
     def publish(
-        self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models"
+        self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models", stream: int = 0
     ) -> tuple[Tensor, Flow]:
         """As `exchange`, with what the receivers make of each agent's message before it."""
         codec = codec or (self._dense if x_AD.shape[1] == self.task.size else Dense(x_AD.shape[1]))
-        codec = self.keyed(codec)
+        codec = self.keyed(codec, stream)
         wire_AB = codec.encode(x_AD)
         arrivals = self.transport.forward(wire_AB, kind, codec)
         seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
-        source_AD = seen_AD if self._mixing is not None else None
-        return seen_AD, Flow(
-            codec, x_AD.dtype, lambda: map(arrivals.of, self.transport.incoming_of), source_AD
-        )
+
+        def of_others(r: int) -> Tensor:
+            return codec.decode(arrivals.of_others(self.transport.from_others[r]), x_AD.dtype)
+
+        def make() -> Iterator[Tensor]:
+            return map(arrivals.of, self.transport.incoming_of)
+
+        return seen_AD, Flow(codec, x_AD.dtype, make, seen_AD, of_others)
 
     def keyed(self, codec: Codec, stream: int = 0) -> Codec:
         """The codec with this step's random choices of the hosted agents, if it makes any.
@@ -185,7 +209,7 @@ class Neighbourhood:
                 rows, owners = self._rows[r], self._owners[r]
                 yield self._dense.encode(self.engine.gradients(x_ED, batch, rows, owners)[1])
 
-        flow = Flow(self._dense, x_I.dtype, make, x_I.source_AD)
+        flow = Flow(self._dense, x_I.dtype, make, x_I.source_AD, x_I.of_others)
         flow.batch = batch
         return flow
 
@@ -218,8 +242,12 @@ class Neighbourhood:
 
     def average(self, x_AD: Tensor, x_I: Flow) -> Tensor:
         """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
-        if self._mixing is not None and x_I.source_AD is x_AD:
-            return self._mixing @ x_AD
+        if x_I.source_AD is x_AD and x_I.of_others:
+            mean_AD = self._mixing @ x_AD
+            for r, others in enumerate(self._others):
+                if others.rows:
+                    mean_AD.index_add_(0, others.receiver, others.weight * x_I.of_others(r))
+            return mean_AD
         mean_AD = self._self_weight_A * x_AD
         for r, x_ED in zip(self._rounds, x_I, strict=True):
             mean_AD.index_add_(0, self._receiver[r], self._weight_in[r] * x_ED)
@@ -236,8 +264,8 @@ class Neighbourhood:
         rows of W do not sum to 1 they are scaled so that they do.
         """
         mean_AD = self._self_share_A * g_AD
-        if g_I.source_AD is not None and g_I.batch is not None:
-            self._accumulate(g_I.source_AD, g_I.batch, alpha, mean_AD)
+        if g_I.batch is not None and g_I.source_AD is not None:
+            self._accumulate(g_I, alpha, mean_AD)
             return mean_AD
         for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
             if alpha < 1:
@@ -248,20 +276,44 @@ class Neighbourhood:
                 mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
         return mean_AD
 
-    def _accumulate(self, x_AD: Tensor, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
-        """What `cluster` does, where both ends of every edge are here: no message is written out.
+    def _accumulate(self, g_I: Flow, alpha: float, mean_AD: Tensor) -> None:
+        """What `cluster` does with cross-gradients that nobody else wants to see.
 
-        A gradient is added to its sender's and receiver's means as soon as it is computed.
+        Those of other workers' agents go back one round after the other; a round's replies travel
+        while the next is computed, the last ones while the edges inside this worker are. There
+        no message is written out: a gradient is added to the means of both its ends at once.
         """
+        x_AD, batch, of_others = g_I.source_AD, g_I.batch, g_I.of_others
+        assert x_AD is not None and batch is not None and of_others is not None
+        length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
+
+        def add_replies(transfer: Transfer | None, others: _Others) -> None:
+            if transfer is not None:
+                r_ED = dense.decode(transfer.wait().to(x_AD.device), x_AD.dtype)
+                mean_AD.index_add_(0, others.sender, alpha * others.share_out * r_ED)
+
+        under_way: tuple[Transfer | None, _Others] | None = None
+        for r, others in enumerate(self._others):
+            g_ED = x_AD[:0]
+            if others.rows:
+                g_ED = self.engine.gradients(of_others(r), batch, others.rows, others.owners)[1]
+            if alpha < 1 and others.rows:
+                mean_AD.index_add_(0, others.receiver, (1 - alpha) * others.share * g_ED)
+            if alpha > 0:
+                self.transport.count_replies(r, "cross_gradients", length)
+                wire_EB = dense.encode(g_ED)
+                now = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
+                if under_way:
+                    add_replies(*under_way)
+                under_way = now, others
         shares = []
         if alpha < 1:
-            shares.append(Share(self.receiver_I, (1 - alpha) * self._share_I))
+            shares.append(Share(self._pair_receiver, (1 - alpha) * self._pair_share))
         if alpha > 0:
-            shares.append(Share(self.sender_O, alpha * self._share_I))
-            length = self._dense.message_bytes(x_AD.dtype)
-            for r in self._rounds:
-                self.transport.count_replies(r, "cross_gradients", length)
+            shares.append(Share(self._pairs.models, alpha * self._pair_share))
         self.engine.accumulate(x_AD, batch, self._pairs, shares, mean_AD)
+        if under_way:
+            add_replies(*under_way)
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
@@ -348,6 +400,21 @@ class Neighbourhood:
 
     def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
         """Puts back what `_kept` gave; here that was a view."""
+
+
+class _Others(NamedTuple):
+    """The edges of one round between agents here and those of other workers."""
+
+    rows: list[int]
+    """Of the incoming ones: the row of the receiver's batch,"""
+    owners: list[int]
+    """whose model comes,"""
+    receiver: Tensor
+    weight: Tensor
+    share: Tensor
+    sender: Tensor
+    """and of the outgoing ones: the row of the sender."""
+    share_out: Tensor
 
 
 class _Phase(Neighbourhood):

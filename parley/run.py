@@ -298,7 +298,7 @@ class Run:
     def record(self, lr: float, loss_train: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
-        gamma = getattr(self.algorithm, "gamma", 1.0)
+        gamma = self.algorithm.gossip_rate
         mean_D = metrics.mean_model(x_AD, transport)
         loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
         self._check_losses(loss_N)

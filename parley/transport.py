@@ -50,16 +50,67 @@ class WorkerLost(ParleyError):
     """Another worker can no longer be reached; why, it has said elsewhere if at all."""
 
 
-class Arrivals:
-    """Messages that have arrived on the incoming edges, to be taken one round at a time."""
+class Transfer:
+    """Messages on their way between workers, while this one goes on with something else."""
 
-    def __init__(self, wire_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor]) -> None:
-        self._wire_RB = wire_RB
+    def __init__(
+        self,
+        requests: Sequence[dist.Work],
+        inbox: Tensor,
+        expected: Tensor,
+        sent: Tensor,
+        order: Tensor | None = None,
+    ) -> None:
+        self._requests = list(requests)
+        self._inbox_RB = inbox
+        self._expected = expected
+        self._sent = sent  # has to stay until it is sent
+        self._order = order
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is under way any more."""
+        return not self._requests
+
+    def wait(self) -> Tensor:
+        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        if self._requests:
+            with _reaching_others():
+                for request in self._requests:
+                    request.wait()
+            self._requests = []
+            _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+        wire_RB = self._inbox_RB[:, HEADER.itemsize :]
+        return wire_RB if self._order is None else wire_RB[self._order]
+
+
+class Arrivals:
+    """Messages that arrive on the incoming edges, to be taken one round at a time.
+
+    Those of other workers are waited for when they are first asked for.
+    """
+
+    def __init__(
+        self, own_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor], others: Transfer | None
+    ) -> None:
+        self._own_RB = own_RB
         self._rows_of = rows_of
+        self._others = others
+        self._wire_RB: Tensor | None = None if others else own_RB
 
     def of(self, edges: tuple[int, ...]) -> Tensor:
         """The messages on the edges of one round, ``uint8[E, B]``."""
+        if self._wire_RB is None:
+            assert self._others is not None
+            arrived_RB = self._others.wait().to(self._own_RB.device)
+            self._wire_RB = torch.cat([self._own_RB, arrived_RB])
         return self._wire_RB[self._rows_of[edges]]
+
+    def of_others(self, edges: tuple[int, ...]) -> Tensor:
+        """The same for edges that all begin in other workers, without touching the own messages."""
+        assert self._others is not None
+        rows = self._rows_of[edges] - len(self._own_RB)
+        return self._others.wait()[rows].to(self._own_RB.device)
 
 
 class Transport(ABC):
@@ -77,6 +128,14 @@ class Transport(ABC):
         """The incoming edges of each round."""
         self.outgoing_of = [tuple(e for e in r if edges[e][0] in row) for r in rounds]
         """The outgoing edges of each round."""
+        self.inside = [
+            tuple(e for e in r if edges[e][0] in row and edges[e][1] in row) for r in rounds
+        ]
+        """The edges of each round with both ends here."""
+        self.from_others = [tuple(e for e in r if edges[e][0] not in row) for r in self.incoming_of]
+        """The incoming edges of each round that begin in another worker."""
+        self.to_others = [tuple(e for e in r if edges[e][1] not in row) for r in self.outgoing_of]
+        """The outgoing edges of each round that end in another worker."""
         self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
         self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
 
@@ -95,6 +154,13 @@ class Transport(ABC):
         """Replies to the round's incoming edges; returns those on the round's outgoing edges."""
         self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
+
+    def backward_to_others(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Transfer | None:
+        """Starts to reply to the round's edges in `from_others`; the replies on its edges in
+        `to_others` arrive meanwhile. Counts nothing: `count_replies` does, for all edges."""
+        return None
 
     def along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
         """Messages along some edges only; returns those that arrive here, in the edges' order."""
@@ -149,7 +215,7 @@ class Local(Transport):
         self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(wire_AB, self._sources)
+        return Arrivals(wire_AB, self._sources, None)
 
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         # All edges are both incoming and outgoing here, in the same order.
@@ -231,7 +297,8 @@ class Processes(Transport):
         edges, row = self.topology.edges, placement.row
         models = {e: row[edges[e][0]] for e in placement.outgoing}
         self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
-        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in self.incoming_of}
+        rounds = {*self.incoming_of, *self.from_others}
+        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in rounds}
         self._back = [
             _Route(placement, {e: r for r, e in enumerate(came)}, len(came), went, reply=True)
             for came, went in zip(self.incoming_of, self.outgoing_of, strict=True)
@@ -240,9 +307,15 @@ class Processes(Transport):
             _index(route.row_of[e] for e in r)
             for route, r in zip(self._back, self.outgoing_of, strict=True)
         ]
+        self._back_to_others = [
+            _Route(placement, {e: r for r, e in enumerate(came)}, 0, went, reply=True)
+            for came, went in zip(self.from_others, self.to_others, strict=True)
+        ]
+        self._under_way: list[Transfer] = []
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(self._swap(self._out, wire_AB, kind, codec), self._arrived)
+        self._settle()
+        return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
 
     def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
@@ -258,8 +331,25 @@ class Processes(Transport):
 
     def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
         """Sends messages to the other workers; returns the own ones followed by the arrived."""
-        if not (route.to or route.of):
+        transfer = self._start(route, wire, kind, codec)
+        if transfer is None:
             return wire
+        return torch.cat([wire, transfer.wait().to(wire.device)])
+
+    def backward_to_others(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Transfer | None:
+        """Replies to other workers only, while this one goes on."""
+        route = self._back_to_others[round_]
+        order = _index(route.row_of[e] for e in self.to_others[round_])
+        return self._start(route, wire_EB, kind, codec, order)
+
+    def _start(
+        self, route: _Route, wire: Tensor, kind: Kind, codec: Codec, order: Tensor | None = None
+    ) -> Transfer | None:
+        """Sends messages to the other workers and lets theirs come."""
+        if not (route.to or route.of):
+            return None
 
         def stamp(headers: Any) -> Tensor:
             headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
@@ -272,10 +362,16 @@ class Processes(Transport):
         with _reaching_others():
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
-            for request in dist.batch_isend_irecv(sends + receipts):
-                request.wait()
-        _check(inbox[:, : HEADER.itemsize].cpu(), stamp(route.arriving))
-        return torch.cat([wire, inbox[:, HEADER.itemsize :].to(wire.device)])
+            requests = dist.batch_isend_irecv(sends + receipts)
+        transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
+        self._under_way = [t for t in self._under_way if not t.done] + [transfer]
+        return transfer
+
+    def _settle(self) -> None:
+        """Nothing that nobody has asked for stays under way: its memory must not go before it."""
+        for transfer in self._under_way:
+            transfer.wait()
+        self._under_way = []
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
@@ -286,6 +382,7 @@ class Processes(Transport):
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker."""
+        self._settle()
         total = values.to(self._wire_device, copy=True)
         with _reaching_others():
             dist.all_reduce(total)

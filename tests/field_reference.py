@@ -249,6 +249,28 @@ def relaysgd(p: Problem) -> list[Vectors]:
     return iterates
 
 
+def quantized(p: Problem) -> list[Vectors]:
+    """With the signs, which are rounding enough for the rule."""
+    x, v = p.start(), p.zeros()
+    iterates = [x]
+    for k in range(p.steps):
+        g = p.gradients(x, k)
+        half = []
+        for i in range(p.n):
+            step, v[i] = p.momentum(g[i], v[i], p.lr(k))
+            half.append(x[i] + step)
+        sent = [p.C(h) for h in half]
+        x = []
+        for i in range(p.n):
+            total = half[i]
+            for j in range(p.n):
+                share = float(p.W[i, j]) - float(i == j)
+                total = total + p.options["gamma"] * share * sent[j]
+            x.append(total)
+        iterates.append(x)
+    return iterates
+
+
 def choco(p: Problem) -> list[Vectors]:
     gamma = p.options["gamma"]
     x, v, x_hat = p.start(), p.zeros(), p.start()

@@ -151,8 +151,8 @@ def records(out):
             "compare --topology star --weights uniform --algorithms dpsgd,cga",
             "weights: 'uniform' is not valid (dpsgd needs doubly-stochastic weights; column 0"
         ),
-        ("algorithms ncg", "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: cga"),
-        ("topology rng", "topology: 'rng' is not valid (did you mean 'ring'?); valid: chain"),
+        ("algorithms ncg", "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: adagossip"),
+        ("topology rng", "topology: 'rng' is not valid (did you mean 'ring'?); valid: base"),
         ("topology ring", "agents: missing; valid: a number of agents for topology 'ring'"),
         ("topology ring --agents 0", "agents: 0 is not valid; valid: a whole number of at least 1"),
         ("topology ring --agents 3 --seed x", "seed: 'x' is not valid; valid: a whole number"),
@@ -216,7 +216,7 @@ def test_train_takes_all_promised_flags_and_prints_one_json_object(command):
     assert summary.keys() >= SUMMARY
     assert (summary["algorithm"], summary["agents"], summary["epochs"]) == ("ngc", 3, 2)
     assert summary["out"] == "run" and json.loads(Path("run/summary.json").read_text()) == summary
-    assert "epoch 2: accuracy" in err  # chatter goes to stderr
+    assert "epoch 2 of 2: accuracy" in err  # chatter goes to stderr
     written = Experiment.from_toml(Path("run/experiment.toml").read_text())
     expected = Experiment.of(
         model="logistic", alpha=0.5, agents=3, partition="iid", epochs=2, batch=200, lr=0.2,

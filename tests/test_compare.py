@@ -48,10 +48,12 @@ def test_options_go_to_every_algorithm_that_has_them():
         {"name": "ngc", "momentum": "0.5", "alpha": "0"},
         {"name": "cga", "momentum": 0.9},
     ]
-    assert (
-        len(parse_algorithms("all", {})) == len(ALGORITHMS)
-        and len(parse_algorithms(compare.PAPER, {})) == 6
-    )
+    assert len(parse_algorithms("all", {})) == len(ALGORITHMS)
+    assert len(parse_algorithms(compare.PAPER, {})) == 6
+    assert parse_algorithms("choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0", {}) == [
+        {"name": "choco", "codec": "topk:0.1", "gamma": "0.5"},
+        {"name": "ngc+topk:0.1", "alpha": "0"},
+    ]
 
 
 def test_labels_tell_apart_what_differs():
@@ -159,6 +161,8 @@ def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
     assert stopped.nothing_left()
     assert not (folder / "table.md").exists()
     assert not all((run / "summary.json").exists() for run in runs)
+    told = [run / "status.json" for run in runs if not (run / "summary.json").exists()]
+    assert all(json.loads(path.read_text())["state"] == "stopped" for path in told)
 
     made = jobs(experiments("dpsgd,ngc", epochs=200, evaluate_every=50), 1, folder)
     compare.compare(made, 2, folder, resume=True)

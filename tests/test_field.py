@@ -203,10 +203,11 @@ class TestConsensus:
         assert (plain - mean).abs().max() > 0.1  # the same weights without push-sum do not
 
     @pytest.mark.parametrize("algorithm", [CHOCO, BEER])
-    @pytest.mark.parametrize("codec", ["sign"])
+    @pytest.mark.parametrize("codec", ["sign", "topk:0.3", "randomk:0.3", "qsgd:4"])
     def test_compressed_gossip_reaches_consensus_at_a_linear_rate(
         self, algorithm: Any, codec: str
     ) -> None:
+        """Whatever the compressor: one entry of three, chosen by size or at random, too."""
         iterates = averaged(algorithm(gamma=0.2, codec=codec), graphs.ring(5), 200)
         mean = iterates[0].mean(0)
         off = [float((x - mean).norm()) for x in iterates]

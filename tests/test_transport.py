@@ -281,7 +281,8 @@ def send_wrongly(rank: int, folder: Path) -> None:
             dist.recv(torch.empty(2, 32 + 24, dtype=torch.uint8), 0)
             request.wait()
         else:
-            transport.forward(wire_AB, kind, codec)
+            arrivals = transport.forward(wire_AB, kind, codec)
+            arrivals.of(transport.incoming_of[0])
 
     for what in ("step", "kind", "codec", "length", "edge", "magic"):
         # Connections are new each time: what follows a refusal is not to be relied on.

@@ -23,6 +23,7 @@ from parley.algorithms.gut import GUT
 from parley.algorithms.momentumtracking import MomentumTracking
 from parley.algorithms.ngc import NGC
 from parley.algorithms.qgm import QGM
+from parley.algorithms.quantized import Quantized
 from parley.algorithms.relaysgd import RelaySGD
 from parley.algorithms.sgp import SGP
 from parley.algorithms.skewscout import SkewScout
@@ -55,6 +56,7 @@ __all__ = [
     "FedAvg",
     "GradientTracking",
     "MomentumTracking",
+    "Quantized",
     "RelaySGD",
     "SkewScout",
     "SparsePush",
@@ -70,7 +72,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
         *(DPSGD, NGC, CompNGC, CGA, CompCGA),
         *(DMSGD, QGM, DecentLaM, D2, GUT),
         *(GradientTracking, MomentumTracking, RelaySGD),
-        *(CHOCO, DeepSqueeze, AdaGossip, BEER),
+        *(Quantized, CHOCO, DeepSqueeze, AdaGossip, BEER),
         *(SGP, SparsePush),
         *(SwarmSGD, SkewScout, FedAvg, Central),
     )
@@ -99,7 +101,8 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
     algorithm = find(name)
     for option in options.keys() - algorithm.model_fields.keys():
         having = [a for a, c in ALGORITHMS.items() if option in c.model_fields]
-        because = f"{name} has no such option" + (f", {', '.join(having)} have" if having else "")
+        few = [*having[:5], "…"] if len(having) > 6 else having
+        because = f"{name} has no such option" + (f", {', '.join(few)} have" if few else "")
         raise BadValue(option, options[option], ", ".join(algorithm.model_fields), because)
     try:
         return algorithm(**options)

@@ -57,5 +57,4 @@ class AdaGossip(AdaptiveGossip, SGD, Own, Composed):
     """CHOCO whose averaging rate follows the disagreement, parameter by parameter."""
 
     name = "adagossip"
-    fixed_graph = True
     title = "AdaGossip"

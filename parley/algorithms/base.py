@@ -43,9 +43,8 @@ class Algorithm(BaseModel, ABC):
     title: ClassVar[str]
     needs: ClassVar[Property] = "doubly-stochastic"
     """What the mixing weights must be."""
-
-    fixed_graph: ClassVar[bool] = False
-    """Whether the neighbours and their weights must be the same in every step."""
+    static: ClassVar[bool] = False
+    """Whether the graph must not change: sums over neighbours are kept from step to step."""
 
     @classmethod
     def as_run(cls, **options: Any) -> Self:
@@ -58,11 +57,16 @@ class Algorithm(BaseModel, ABC):
         """A short name for tables and plots."""
         return self.title
 
+    @property
+    def gossip_rate(self) -> float:
+        """The rate of the further gossip rounds after which models are also tested."""
+        return float(getattr(self, "gamma", 1.0))
+
     def check(self, topology: Topology) -> None:
-        """Refuses a graph whose weights the algorithm cannot work with."""
-        if topology.phases and self.fixed_graph:
-            because = f"{self.name} keeps sums over neighbours, who must stay the same"
-            raise BadValue("topology", topology.name, "one that does not change", because)
+        """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
+        if self.static and topology.phases:
+            because = f"it changes, and {self.name} keeps sums over neighbours from step to step"
+            raise BadValue("topology", topology.name, "a graph that does not change", because)
         topology.require(self.needs, self.name)
 
     @abstractmethod

@@ -20,5 +20,4 @@ class BEER(Tracking, DifferenceGossip, SGD, Own, Composed):
     """Gradient tracking with compressed differences in both rounds."""
 
     name = "beer"
-    fixed_graph = True
     title = "BEER"

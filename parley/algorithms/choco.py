@@ -12,22 +12,30 @@ agents start from, where the papers, for agents that start apart, have zero. C `
 γ `gamma`. Axes: A agents hosted here, I their incoming edges, D flat parameters.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import KIND, SGD, Composed, Own, Slot, codec_of
+from parley.algorithms.composed import SGD, CodecSpec, Composed, Own, Slot, publish
 from parley.neighbourhood import Flow, Neighbourhood
 
 
 class DifferenceGossip(Part):
     """CHOCO's averaging rule."""
 
+    static: ClassVar[bool] = True
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
-    codec: str = "sign"
+    codec: CodecSpec = "sign"
     """C, how differences are written on the wire."""
+
+    @property
+    def gossip_rate(self) -> float:
+        """Models are tested after gossip in full, for which γ need not be small."""
+        return 1.0
 
     def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
         """All models are the same and known, tracked gradients are zero."""
@@ -49,8 +57,7 @@ class DifferenceGossip(Part):
     def share(self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot) -> None:
         """x̂⁺ = x̂ + C(x⁺ - x̂), here and at the neighbours."""
         known, heard = f"{slot}_known_AD", f"{slot}_heard_AD"
-        codec = codec_of(self.codec, hood)
-        q_AD, q_I = hood.publish(x_AD - memory[known], codec, KIND[slot])
+        q_AD, q_I = publish(x_AD - memory[known], hood, self.codec, slot)
         memory[known] = memory[known] + q_AD
         memory[heard] = memory[heard] + hood.average(q_AD, q_I)
         if slot == "x" and "x_known_ID" in memory:
@@ -69,5 +76,4 @@ class CHOCO(DifferenceGossip, SGD, Own, Composed):
     """
 
     name = "choco"
-    fixed_graph = True
     title = "CHOCO-SGD"

@@ -17,12 +17,13 @@ from parley.algorithms.cga import Projection
 from parley.algorithms.choco import DifferenceGossip
 from parley.algorithms.compcga import CompressedProjection
 from parley.algorithms.compngc import CompressedClustering
-from parley.algorithms.composed import CODECS, SGD, Composed, Gossip, Own
+from parley.algorithms.composed import SGD, CodecSpec, Composed, Gossip, Own
 from parley.algorithms.deepsqueeze import CompensatedGossip
 from parley.algorithms.ngc import Clustering
 from parley.algorithms.qgm import QuasiGlobal
 from parley.algorithms.sgp import PushSum
 from parley.algorithms.tracking import Tracking
+from parley.codec import EXAMPLES
 from parley.errors import BadValue, unknown_name
 
 PartKind = Literal["gradient", "correction", "update", "averaging", "de-biasing"]
@@ -51,6 +52,7 @@ PARTS: dict[str, Row] = {
 }
 """In the order in which a combination's name has them."""
 
+CODECS = [example.partition(":")[0] for example in EXAMPLES]
 DEFAULTS: dict[PartKind, type[Part]] = {"gradient": Own, "update": SGD, "averaging": Gossip}
 
 
@@ -112,8 +114,10 @@ def _put_together(words: tuple[str, ...], codec: str | None) -> type[Composed]:
         namespace |= {"name": name, "title": " + ".join(titles)}
         namespace["needs"] = _needs(chosen)
         if codec:
-            namespace["__annotations__"]["codec"] = str
-            namespace["codec"] = Field(codec, description="C, how values are written.")
+            namespace["__annotations__"]["codec"] = CodecSpec
+            namespace["codec"] = Field(
+                codec, validate_default=True, description="C, how values are written."
+            )
 
     bases = (*[part for part in parts if part], Combination)
     made: type[Composed] = new_class(name, bases, {}, body)

@@ -12,22 +12,24 @@ D flat parameters.
 from abc import abstractmethod
 from collections import namedtuple
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from parley import codec as codecs
 from parley.algorithms.base import Algorithm, Memory, Momentum, Part
-from parley.codec import Codec, Dense, ScaledSign
+from parley.codec import Codec
 from parley.data import Batch
-from parley.errors import BadValue
 from parley.neighbourhood import Flow, Neighbourhood
 from parley.transport import Kind
 
 Slot = Literal["x", "y"]
 """What is averaged: models, or tracked gradients."""
 KIND: dict[Slot, Kind] = {"x": "models", "y": "cross_gradients"}
+STREAM: dict[Slot, int] = {"x": 0, "y": 1}
+"""Codecs that draw at random draw anew for each message of a step."""
 
 
 class Composed(Algorithm):
@@ -132,29 +134,36 @@ class SGD(Momentum):
         return d_AD
 
 
+def _checked(spec: str) -> str:
+    codecs.build(spec, [1])
+    return spec
+
+
+CodecSpec = Annotated[str, AfterValidator(_checked)]
+"""How values are written on the wire: dense, fp16, sign, topk:0.01, …"""
+
+
+@lru_cache
+def _codec(spec: str, sizes: tuple[int, ...]) -> Codec:
+    return codecs.build(spec, sizes)
+
+
+def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, slot: Slot = "x") -> tuple[Tensor, Flow]:
+    """Sends values as a codec writes them: what receivers make of the own, and what arrives."""
+    return hood.publish(x_AD, _codec(spec, tuple(hood.sizes)), KIND[slot], STREAM[slot])
+
+
 class Gossip(Part):
     """Averages with the neighbours' values, x + γ Σ_j (w_ij - I_ij) C(x^j)."""
 
     gamma: float = Field(1.0, gt=0, le=1)
     """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
-    codec: str = "dense"
+    codec: CodecSpec = "dense"
     """C, how values are written on the wire."""
 
     def average(
         self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot
     ) -> tuple[Tensor, Flow | None]:
         """One gossip step; what is sent is also what an agent counts for its own value."""
-        q_AD, q_I = hood.publish(x_AD, codec_of(self.codec, hood), KIND[slot])
+        q_AD, q_I = publish(x_AD, hood, self.codec, slot)
         return torch.lerp(q_AD, hood.average(q_AD, q_I), self.gamma) + (x_AD - q_AD), q_I
-
-
-CODECS = ("dense", "sign")
-
-
-def codec_of(spec: str, hood: Neighbourhood) -> Codec:
-    """The wire format that a spec names."""
-    if spec == "dense":
-        return Dense(hood.task.size)
-    if spec == "sign":
-        return ScaledSign(hood.sizes)
-    raise BadValue("codec", spec, "sign, dense")

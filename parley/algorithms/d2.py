@@ -39,6 +39,7 @@ class D2(Algorithm):
     name = "d2"
     title = "D²"
     needs = "symmetric"
+    static = True
 
     gamma: float = Field(0.5, gt=0, le=1)
     """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import KIND, SGD, Composed, Own, Slot, codec_of
+from parley.algorithms.composed import SGD, CodecSpec, Composed, Own, Slot, publish
 from parley.neighbourhood import Flow, Neighbourhood
 
 
@@ -21,8 +21,13 @@ class CompensatedGossip(Part):
 
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
-    codec: str = "sign"
+    codec: CodecSpec = "sign"
     """C, how models are written on the wire."""
+
+    @property
+    def gossip_rate(self) -> float:
+        """Models are tested after gossip in full, for which γ need not be small."""
+        return 1.0
 
     def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
         """Errors start at zero."""
@@ -33,7 +38,7 @@ class CompensatedGossip(Part):
     ) -> tuple[Tensor, Flow | None]:
         """x + γ Σ_j (w_ij - I_ij) C(v^j)."""
         v_AD = x_AD + memory[f"{slot}_error_AD"]
-        q_AD, q_I = hood.publish(v_AD, codec_of(self.codec, hood), KIND[slot])
+        q_AD, q_I = publish(v_AD, hood, self.codec, slot)
         memory[f"{slot}_error_AD"] = v_AD - q_AD
         return x_AD + self.gamma * (hood.average(q_AD, q_I) - q_AD), None
 

@@ -42,6 +42,7 @@ class GUT(MomentumSGD):
 
     name = "gut"
     title = "GUT"
+    static = True
 
     mu: float = Field(0.1, ge=0, lt=1)
     """μ, the weight of what is tracked."""

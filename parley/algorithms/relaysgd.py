@@ -43,7 +43,9 @@ class RelaySGD(Momentum, Algorithm):
     def check(self, topology: Topology) -> None:
         """Refuses what is not a tree; weights are not used."""
         if topology.phases or topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
-            raise BadValue("topology", topology.name, "a tree: chain, star", "relaysgd needs one")
+            raise BadValue(
+                "topology", topology.name, "a tree: chain, star, tree", "relaysgd needs one"
+            )
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
         """As if the common start had been passed on for ever."""

@@ -61,7 +61,7 @@ def _recorded(agents: Graph, count: int) -> Topology:
 
 def _named(options: Graph) -> Topology:
     experiment = Experiment.of(**options)
-    if experiment.topology.startswith("file:"):
+    if experiment.topology.startswith(("file:", "schedule:")):
         # A run may come from elsewhere, and name any file of this machine.
         raise ValueError("not in the folder")
     return topology_of(experiment)

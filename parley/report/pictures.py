@@ -1,5 +1,6 @@
 """The report's plots as PNG and SVG: the same descriptions as on the page, drawn by matplotlib."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,22 @@ from parley.report.page import heading, settings
 from parley.report.records import Group
 
 ENDINGS = ("png", "svg")
+
+
+class Picture:
+    """A figure that a notebook shows by itself, and that can be saved."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+
+    def save(self, path: str | Path) -> Path:
+        """Writes it; the ending says which kind: png, svg or pdf."""
+        return draw.save(self.figure, draw.checked_path(path))
+
+    def _repr_png_(self) -> bytes:
+        drawn = io.BytesIO()
+        self.figure.savefig(drawn, format="png", dpi=110)
+        return drawn.getvalue()
 
 
 def pictures(groups: Sequence[Group], folder: Path) -> list[Path]:

@@ -396,7 +396,7 @@ def slope(found: Sequence[Rate]) -> float:
 
 def picture(path: str | Path, quick: bool = False) -> Path:
     """Four panels: the empty interval, Lemma 1, the consensus error, the rate."""
-    out = draw._checked_path(path)
+    out = draw.checked_path(path)
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)
     _draw_interval(panels[0, 0])

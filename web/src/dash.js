@@ -695,11 +695,12 @@ function graphOption({ graph, frame, scale, moving, sent }, ink, self) {
   const heaviest = Math.max(...edges.map((e) => e[2]), 1e-9);
   const flow = (name, colour, bytes, back, draw) => ({
     type: "lines",
+    id: name, // the same at the next record, so that dots move on
     coordinateSystem: "cartesian2d",
     name,
     silent: true,
     z: 1,
-    effect: { show: moving && bytes > 0 && edges.length <= 600, period: 2.2, trailLength: 0, symbol: "circle", symbolSize: Math.max(2.5, 7 * Math.sqrt(bytes / largest)), color: colour, delay: back ? 1100 : 0 },
+    effect: { show: moving && bytes > 0 && edges.length <= 600, period: 2.2, trailLength: 0, symbol: "circle", symbolSize: Math.max(2.5, 7 * Math.sqrt(bytes / largest)), color: colour, delay: back ? -1100 : 0 },
     lineStyle: { color: ink.edge, opacity: draw ? 0.55 : 0 },
     data: edges.map(([j, i, weight], k) => ({
       coords: back ? [positions[i], positions[j]] : [positions[j], positions[i]],
@@ -731,6 +732,7 @@ function graphOption({ graph, frame, scale, moving, sent }, ink, self) {
       flow("cross-gradients", gradients, sizes[1], true, false),
       {
         type: "scatter",
+        id: "agents",
         name: "agents",
         z: 3,
         symbolSize: size,
