@@ -94,7 +94,7 @@ def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
     given = {k: v for k, v in command.make_context(name, arguments).params.items() if v is not None}
     file = given.pop("file", None)
     if name == "train":
-        options = {k: v for k, v in given.items() if k not in ("out", "resume", "json_")}
+        options = {k: v for k, v in given.items() if k not in ("out", "resume", "json_", "log")}
         options = {k: v for k, v in options.items() if k not in ("model_options", "data_options")}
         Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
 
