@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -27,6 +28,8 @@ from parley.algorithms import ALGORITHMS, AS_RUN
 from parley.codec import Dense, ScaledSign
 from parley.errors import BadValue, ParleyError, unknown_name, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
+from parley.hosts import Host
+from parley.peers import speaks
 from parley.progress import TrainingProgress, console
 from parley.reproduce.cli import app as reproduce_app
 from parley.run import problem
@@ -69,7 +72,7 @@ def _in_our_words(error: Any) -> str:
 
 
 def _complain(message: str) -> int:
-    if launch.is_first():
+    if speaks():
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     launch.give_the_first_the_word()
     return 2
@@ -231,6 +234,37 @@ File = Annotated[
         show_default=False,
     ),
 ]
+HERE = "What only this host knows"
+HostFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--host",
+        help="A TOML file with this host's own part: agents, and where their data lie.",
+        metavar="FILE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+AgentsHere = Annotated[
+    str | None,
+    typer.Option(
+        help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
+        "share of those nobody claims)",
+        metavar="LIST",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+DataHere = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An agent's own data: a folder, a hub id owner/name, or module:function; may be "
+        "repeated.",
+        metavar="AGENT=PLACE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
 Picture = Annotated[
     Path | None,
     typer.Option(
@@ -278,7 +312,15 @@ def _stoppable(out: Path) -> Iterator[None]:
 @app.command()
 @takes_experiment()
 def train(
-    file: File = None, *, out: Out = None, resume: Resume = False, json_: Json = False, **flags: Any
+    file: File = None,
+    *,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    host: HostFile = None,
+    agents_here: AgentsHere = None,
+    data_here: DataHere = None,
+    **flags: Any,
 ) -> None:
     """Train one model among peers.
 
@@ -290,11 +332,13 @@ def train(
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    part = Host.of(host, agents_here, data_here or ())
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
     with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
-        outcome = launch.execute(experiment, problem, out, resume, watch)
+        load = partial(problem, places=part.data)
+        outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
         return
     if json_:

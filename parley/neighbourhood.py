@@ -65,7 +65,7 @@ class Neighbourhood:
         self.engine = engine
         self.task = engine.task
         self.placement = transport.placement
-        self.agents = self.placement.agents
+        self.agents = self.placement.hosted
         self.sizes = self.task.sizes
         """Entries of each parameter tensor in the flat vector."""
         self.loss_A: Tensor | None = None
@@ -83,14 +83,15 @@ class Neighbourhood:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
 
         self._rounds = range(len(topology.rounds))
-        self._self_weight_A = column([topology.self_weights[i] for i in self.agents])
+        self._self_weight_A = column([topology.self_weights[i] for i in self.placement.agents])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
         self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
         self._weight_out = [column([weights[e] for e in r]) for r in transport.outgoing_of]
         self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
-        self._owners = [[edges[e][0] for e in r] for r in transport.incoming_of]
+        number = self.placement.number
+        self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
         self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
         self.incoming = sum(len(r) for r in transport.incoming_of)
         """Size of axis I. Edges stand in the order of the rounds."""

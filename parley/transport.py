@@ -110,6 +110,10 @@ class Transport(ABC):
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker."""
 
+    @abstractmethod
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+
 
 def _index(values: Iterator[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
@@ -135,6 +139,10 @@ class Local(Transport):
         return values_A
 
     def sum(self, values: Tensor) -> Tensor:
+        """There is one worker."""
+        return values
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """There is one worker."""
         return values
 
@@ -254,6 +262,13 @@ class Processes(Transport):
         with _reaching_others():
             dist.all_reduce(total)
         return total.to(values.device)
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        sent = values.to(self._wire_device, copy=True).contiguous()
+        with _reaching_others():
+            dist.broadcast(sent, self.placement.worker_of[agent])
+        return sent.to(values.device)
 
 
 @contextmanager
