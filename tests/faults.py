@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import torch
 from processes import PATIENCE, process, until
 from test_launch import as_ranks
 
+import parley
 from parley import launch
 from parley.data import Transform
+from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.run import Problem, problem
 
@@ -37,8 +40,10 @@ class Paced(Transform):
         return super().normalise(inputs, dtype)
 
 
-def paced(folder: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
+def paced(folder: str, odd: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
     made = problem(experiment, agents)
+    if odd == "nan":
+        made.samples[-1].inputs[-1] = torch.nan
     transform = Paced(made.transform.mean, made.transform.std, folder=folder)
     return replace(made, transform=transform)
 
@@ -46,19 +51,29 @@ def paced(folder: str, experiment: Experiment, agents: Sequence[int]) -> Problem
 class Hosts:
     """One worker on each host, each with an output folder of its own."""
 
-    def __init__(self, folder: Path, world: int, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        world: int,
+        present: Sequence[int] | None = None,
+        odd: Mapping[int, str] = {},
+        **options: Any,
+    ) -> None:
+        """`odd` names a host's peculiarity: another "version", or "nan" among its data."""
         self.folder = folder
         self.experiment = Experiment.of(**options)
         self.environments = as_ranks(world)
+        self.odd = odd
         self.running: dict[int, Any] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        for rank in range(world):
+        for rank in range(world) if present is None else present:
             self.start(rank)
 
     def start(self, rank: int, resume: bool = False) -> None:
         environment = {**self.environments[rank], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        odd = self.odd.get(rank, "")
         self.running[rank] = process(
-            host, self.experiment, environment, self.out(rank), resume, self.folder
+            host, self.experiment, environment, self.out(rank), resume, self.folder, odd
         )
 
     def out(self, rank: int) -> Path:
@@ -113,7 +128,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def host(
-    experiment: Experiment, environment: Mapping[str, str], out: Path, resume: bool, folder: Path
+    experiment: Experiment,
+    environment: Mapping[str, str],
+    out: Path,
+    resume: bool,
+    folder: Path,
+    odd: str,
 ) -> None:
     """One host's process: what ``parley train`` does, with a pace that the test sets."""
     os.environ.update(environment)
@@ -121,11 +141,9 @@ def host(
     descriptor = os.open(out.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)
-    from functools import partial
-
-    from parley.errors import ParleyError
-
-    load = partial(paced, str(folder))
+    if odd == "version":
+        parley.__version__ = "9.9"
+    load = partial(paced, str(folder), odd)
     try:
         launch.execute(experiment, load, out, resume, lambda event: None)
     except ParleyError as error:

@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("launch")
 
 
-def torchrun(*words: str, token: str) -> "subprocess.Popen[str]":
+def torchrun(*words: str, token: str, restarts: int = 0) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "parley", *words],
+         f"--max-restarts={restarts}", "-m", "parley", *words],
         env={**os.environ, TOKEN: token, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
