@@ -29,7 +29,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.folder import RunFolder
 from parley.hosts import Host
-from parley.peers import PARTING, Peers, speaks
+from parley.peers import PARTING, Peers, StoreLost, ask, speaks
 from parley.placement import blocks
 from parley.run import device_of
 from parley.transport import WorkerLost
@@ -117,7 +117,10 @@ def _joined(store: Store, backend: str, rank: int, world: int, patience: float) 
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     except RuntimeError as error:
         # One that has joined and failed already has left its words, and closed its connections.
-        unclear = ParleyError(f"workers: they could not be connected ({_line(error)})")
+        unclear = ParleyError(
+            f"workers: the {world} processes could not all be connected within {patience:g} seconds "
+            f"(--patience): {_line(error)}"
+        )
         raise peers.told() or unclear from None
     try:
         yield peers
@@ -165,8 +168,10 @@ def _as_launched(
     if experiment.on_failure == "heal":
         return _healing(experiment, load, out, resume, watch, mine)
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=patience)))
-    except (RuntimeError, ValueError) as error:
+        timeout = timedelta(seconds=patience)
+        # Some other program may listen at that address and never answer.
+        store, _, _ = ask(lambda: next(rendezvous("env://", timeout=timeout)), patience + PARTING)
+    except (StoreLost, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
     with _joined(store, _backend(experiment.device), rank, world, patience) as peers:
         return work(experiment, load, out, resume, peers, watch, mine)
@@ -187,20 +192,24 @@ def _healing(
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=rank == 0 and not kept_by_agent,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=experiment.patience),
+        store = ask(
+            lambda: TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=rank == 0 and not kept_by_agent,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=experiment.patience),
+            ),
+            experiment.patience + PARTING,
         )
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, experiment.patience) from None
     return heal.work(experiment, load, out, resume, store, rank, world, watch, mine)
 
 
 def _not_all_came(error: Exception, world: int, patience: float) -> ParleyError:
-    words, port = _line(error), os.environ.get("MASTER_PORT", "")
+    words = error.why if isinstance(error, StoreLost) else _line(error)
+    port = os.environ.get("MASTER_PORT", "")
     if "EADDRINUSE" in words or "address already in use" in words:
         valid = "a free port for MASTER_PORT or --rdzv-endpoint, the same on all hosts"
         return BadValue("port", port, valid, "another program on this host uses it")

@@ -174,14 +174,31 @@ class Neighbourhood:
         if g_I.source_AD is not None and g_I.batch is not None:
             self._accumulate(g_I.source_AD, g_I.batch, alpha, mean_AD)
             return mean_AD
-        for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
+        kind: Kind | None = "cross_gradients" if alpha > 0 else None
+        for r, wire_EB, replies in self._answered(g_I, kind):
             if alpha < 1:
                 g_ED = g_I.decode(wire_EB)
                 mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._weight_in[r] * g_ED)
             if alpha > 0:
-                r_ED = g_I.decode(self._reply(wire_EB, r, g_I.codec, "cross_gradients"))
+                r_ED = g_I.decode(replies())
                 mean_AD.index_add_(0, self._sender[r], alpha * self._weight_out[r] * r_ED)
         return mean_AD
+
+    def _answered(
+        self, g_I: Flow, kind: Kind | None
+    ) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
+        """Each round's messages, and with a kind what waits for the replies to them.
+
+        A round's replies are under way while the next round is computed.
+        """
+        before: list[tuple[int, Tensor, Callable[[], Tensor]]] = []
+        for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
+            arrive: Callable[[], Tensor] = lambda: wire_EB  # noqa: B023, E731
+            if kind:
+                arrive = self.transport.backward(wire_EB, r, kind, g_I.codec)
+            yield from before
+            before = [(r, wire_EB, arrive)]
+        yield from before
 
     def _accumulate(self, x_AD: Tensor, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
         """What `cluster` does, where both ends of every edge are here: no message is written out.
@@ -200,10 +217,7 @@ class Neighbourhood:
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
-        replies = [
-            g_I.decode(self._reply(wire_EB, r, g_I.codec, kind))
-            for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True)
-        ]
+        replies = [g_I.decode(arrive()) for _, _, arrive in self._answered(g_I, kind)]
         return torch.cat(replies) if replies else self.task.start()[None][:0]
 
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
@@ -214,9 +228,6 @@ class Neighbourhood:
         """A zero vector for every incoming edge, [I, D]."""
         start = self.task.start()
         return start.new_zeros(self.incoming, len(start))
-
-    def _reply(self, wire_EB: Tensor, r: int, codec: Codec, kind: Kind) -> Tensor:
-        return self.transport.backward(wire_EB, r, kind, codec)
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
         return iter(values_ID.split([len(rows) for rows in self._rows]))

@@ -34,6 +34,7 @@ class StoreLost(ParleyError):
     """The process that keeps the store can no longer be reached."""
 
     def __init__(self, why: str) -> None:
+        self.why = why
         where = ":".join(os.environ.get(k, "?") for k in ("MASTER_ADDR", "MASTER_PORT"))
         super().__init__(
             f"workers: the host that keeps the common store ({where}) has gone or does not answer "

@@ -9,7 +9,7 @@ wire, header included, whether its neighbour lives in this process or not.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Literal
@@ -49,19 +49,34 @@ class WorkerLost(ParleyError):
 
 
 class Arrivals:
-    """Messages that have arrived on the incoming edges, to be taken one round at a time."""
+    """Messages on the incoming edges, to be taken one round at a time once they have arrived."""
 
-    def __init__(self, wire_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor]) -> None:
-        self._wire_RB = wire_RB
+    def __init__(
+        self, arrive: Callable[[], Tensor], rows_of: Mapping[tuple[int, ...], Tensor]
+    ) -> None:
+        """`arrive` waits for the messages, ``uint8[R, B]``."""
+        self._arrive: Callable[[], Tensor] | None = arrive
+        self._wire_RB: Tensor | None = None
         self._rows_of = rows_of
+
+    def wait(self) -> Tensor:
+        """All messages; returns when the last has arrived."""
+        if self._arrive is not None:
+            self._wire_RB, self._arrive = self._arrive(), None
+        assert self._wire_RB is not None
+        return self._wire_RB
 
     def of(self, edges: tuple[int, ...]) -> Tensor:
         """The messages on the edges of one round, ``uint8[E, B]``."""
-        return self._wire_RB[self._rows_of[edges]]
+        return self.wait()[self._rows_of[edges]]
 
 
 class Transport(ABC):
-    """Carries messages forward along edges and replies back along the same edges."""
+    """Carries messages forward along edges and replies back along the same edges.
+
+    Both return at once; who asks for what has arrived waits for it. Between the two there is time
+    to compute.
+    """
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -83,8 +98,11 @@ class Transport(ABC):
         self._count(kind, self._senders, wire_AB.shape[1])
         return self._forward(wire_AB, kind, codec)
 
-    def backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        """Replies to the round's incoming edges; returns those on the round's outgoing edges."""
+    def backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        """Replies to the round's incoming edges; what is returned waits for those on the round's
+        outgoing edges."""
         self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
 
@@ -100,7 +118,9 @@ class Transport(ABC):
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals: ...
 
     @abstractmethod
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor: ...
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]: ...
 
     @abstractmethod
     def gather(self, values_A: Tensor) -> Tensor:
@@ -128,11 +148,13 @@ class Local(Transport):
         self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(wire_AB, self._sources)
+        return Arrivals(lambda: wire_AB, self._sources)
 
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
         # All edges are both incoming and outgoing here, in the same order.
-        return wire_EB
+        return lambda: wire_EB
 
     def gather(self, values_A: Tensor) -> Tensor:
         """All rows are here."""
@@ -196,8 +218,10 @@ class _Route:
 class Processes(Transport):
     """Agents spread over the processes of a `torch.distributed` group."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, overlap: bool = True) -> None:
+        """Without `overlap` every message is waited for where it is sent."""
         super().__init__(placement)
+        self.overlap = overlap
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -224,14 +248,17 @@ class Processes(Transport):
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         return Arrivals(self._swap(self._out, wire_AB, kind, codec), self._arrived)
 
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
-        return wire_RB[self._replied[round_]]
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        arrive = self._swap(self._back[round_], wire_EB, kind, codec)
+        return lambda: arrive()[self._replied[round_]]
 
-    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
-        """Sends messages to the other workers; returns the own ones followed by the arrived."""
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
+        """Begins to send messages to the other workers; what is returned waits for theirs, and
+        gives the own ones followed by the arrived."""
         if not (route.to or route.of):
-            return wire
+            return lambda: wire
 
         def stamp(headers: Any) -> Tensor:
             headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
@@ -241,13 +268,24 @@ class Processes(Transport):
         device = self._wire_device
         parcels = torch.cat([stamp(route.leaving).to(device), wire[route.rows].to(device)], 1)
         inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
+        expected = stamp(route.arriving).clone()  # the next message has another step
         with _reaching_others():
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
-            for request in dist.batch_isend_irecv(sends + receipts):
-                request.wait()
-        _check(inbox[:, : HEADER.itemsize].cpu(), stamp(route.arriving))
-        return torch.cat([wire, inbox[:, HEADER.itemsize :].to(wire.device)])
+            requests = dist.batch_isend_irecv(sends + receipts)
+
+        def arrive() -> Tensor:
+            with _reaching_others():
+                for request in requests:
+                    request.wait()
+            parcels.numel()  # kept until it has been sent
+            _check(inbox[:, : HEADER.itemsize].cpu(), expected)
+            return torch.cat([wire, inbox[:, HEADER.itemsize :].to(wire.device)])
+
+        if not self.overlap:
+            arrived = arrive()
+            return lambda: arrived
+        return arrive
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""

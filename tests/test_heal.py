@@ -1,5 +1,8 @@
 """Hosts that die, fall silent and come back: real processes, killed, stopped and started again."""
 
+import random
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,9 @@ import pytest
 import torch
 from faults import Hosts
 from safetensors import safe_open
+
+from parley import topology as graphs
+from parley.heal import without
 
 RUN: dict[str, Any] = {
     "algorithm": "compngc", "agents": 6, "epochs": 40, "gossip_rounds": 1, "partition": "iid",
