@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench web clean
 
 # Installed anew only when what it depends on changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -23,6 +23,10 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.steps --missing
 	$(BIN)/python -m benchmarks.steps --table > docs/benchmarks-table.md
 
+# The pages inside the wheel, from web/; needs Node 20 or newer, which users do not.
+web:
+	cd web && npm ci --silent && npm run --silent build
+
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -33,4 +37,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
     python docs/update_demo.py              runs `parley demo`
     python docs/update_demo.py runs/demo-001    takes a finished one
 
-Writes docs/images/demo.png, docs/records/demo/ and the block between the markers in README.md.
+Writes docs/images/demo.png (the overview of `parley report`), docs/images/report.png (its page,
+where there is Chromium), docs/records/demo/ and the block between the markers in README.md.
 """
 
 import json
@@ -17,6 +18,11 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browser import browser, find_chromium, page  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
 RECORDS = ROOT / "docs" / "records" / "demo"
 BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
 
@@ -38,13 +44,7 @@ def update(demo: Path) -> None:
     RECORDS.mkdir(parents=True, exist_ok=True)
     for old in RECORDS.iterdir():
         old.unlink()
-    picture = Image.open(demo / "curves.png").convert("RGB")
-    picture = picture.resize(
-        (1320, 1320 * picture.height // picture.width), Image.Resampling.LANCZOS
-    )
-    picture.quantize(96, dither=Image.Dither.NONE).save(
-        ROOT / "docs/images/demo.png", optimize=True
-    )
+    pictures(demo)
     shutil.copy(demo / "table.md", RECORDS / "table.md")
     shutil.copy(runs[0] / "environment.json", RECORDS / "environment.json")
     lines = []
@@ -61,6 +61,26 @@ def update(demo: Path) -> None:
     table = (demo / "table.md").read_text(encoding="utf-8")
     block = f"{BEGIN}\n{settings(runs)}\n\n{table}{END}"
     readme.write_text(before + block + after, encoding="utf-8")
+
+
+def pictures(demo: Path) -> None:
+    """The report's overview, and its page as a browser shows it."""
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "report.html"
+        words = ["report", str(demo), "--out", str(out), "--pictures", temporary]
+        subprocess.run([sys.executable, "-m", "parley", *words], check=True)
+        shrink(Path(temporary) / "overview.png", IMAGES / "demo.png")
+        if find_chromium():
+            with browser() as chromium, page(chromium, out.as_uri(), height=1330) as shown:
+                shown.screenshot(path=str(Path(temporary) / "page.png"))
+            shrink(Path(temporary) / "page.png", IMAGES / "report.png")
+
+
+def shrink(picture: Path, out: Path) -> None:
+    """As wide as a page shows it, in few colours."""
+    image = Image.open(picture).convert("RGB")
+    image = image.resize((1320, 1320 * image.height // image.width), Image.Resampling.LANCZOS)
+    image.quantize(128, dither=Image.Dither.NONE).save(out, optimize=True)
 
 
 def settings(runs: list[Path]) -> str:

@@ -8,14 +8,16 @@ import os
 # The setting is read when torch is imported.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC
+from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, compose
 from parley.api import Result, train
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.topology import (
     Topology,
+    base,
     chain,
     circulant,
+    directed_exponential,
     directed_ring,
     erdos_renyi,
     exponential,
@@ -23,10 +25,15 @@ from parley.topology import (
     from_graph,
     full,
     hypercube,
+    matchings,
+    one_peer_exponential,
     random_regular,
     ring,
+    sequence,
+    spanning_tree,
     star,
     torus,
+    tree,
 )
 
 __all__ = [
@@ -41,8 +48,11 @@ __all__ = [
     "ParleyError",
     "Result",
     "Topology",
+    "base",
     "chain",
     "circulant",
+    "compose",
+    "directed_exponential",
     "directed_ring",
     "erdos_renyi",
     "exponential",
@@ -50,9 +60,14 @@ __all__ = [
     "from_graph",
     "full",
     "hypercube",
+    "matchings",
+    "one_peer_exponential",
     "random_regular",
     "ring",
+    "sequence",
+    "spanning_tree",
     "star",
     "torus",
     "train",
+    "tree",
 ]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import networkx as nx
 from torch import Tensor, nn
 
 from parley import data as datasets
-from parley import launch, run
+from parley import launch, run, trackers
 from parley import topology as topologies
 from parley.algorithms import Algorithm
 from parley.data import Samples, Transform
@@ -24,6 +24,10 @@ from parley.run import Event, Problem, Record
 from parley.task import Loss, Task, cross_entropy
 from parley.topology import Topology
 from parley.worker import Load, Watcher
+
+if TYPE_CHECKING:
+    from parley.report.pictures import Picture
+    from parley.report.records import Group
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Result:
     task: Task
     x_ND: Tensor
     """Every agent's parameters, one row each."""
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Graph and holdings (``agents``) and the ``confusion`` of the best and the worst agent."""
 
     def model(self) -> nn.Module:
         """The average of all agents' models."""
@@ -45,11 +51,45 @@ class Result:
         """One agent's own model."""
         return self.task.module(self.x_ND[agent])
 
-    def plot(self, path: str | Path) -> Path:
-        """Accuracies, loss and consensus distance over time, as a picture."""
-        from parley.draw import curves_picture
+    @overload
+    def plot(self) -> Picture: ...
 
-        return curves_picture({self.experiment.algorithm.label: [self.records]}, path)
+    @overload
+    def plot(self, path: str | Path) -> Path: ...
+
+    def plot(self, path: str | Path | None = None) -> Picture | Path:
+        """The graph, accuracies, distance, traffic and loss as a picture.
+
+        With a path, writes it there (png, svg or pdf). Without, returns it: a notebook shows it.
+        """
+        from parley.report.pictures import Picture, overview
+
+        picture = Picture(overview([self._group()]))
+        return picture if path is None else picture.save(path)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page that ``parley report`` makes of a run: one HTML file."""
+        from parley.files import write_atomically
+        from parley.report.page import page
+
+        write_atomically(Path(path), page([self._group()]))
+        return Path(path)
+
+    def _group(self) -> Group:
+        from parley.folder import environment
+        from parley.report.records import Group, RecordedRun
+
+        run = RecordedRun(
+            path=Path(self.summary["out"] or "."),
+            options=self.experiment.model_dump(exclude_none=True),
+            experiment=self.experiment,
+            environment=environment(),
+            records=self.records,
+            summary=self.summary,
+            agents=self.about.get("agents"),
+            confusion=self.about.get("confusion"),
+        )
+        return Group(run.name, [run])
 
 
 def train(
@@ -64,6 +104,7 @@ def train(
     resume: bool = False,
     progress: bool = True,
     watch: Watcher | None = None,
+    log: str | Sequence[str] = (),
     **options: Any,
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
@@ -71,7 +112,8 @@ def train(
     `model` is a name, an `nn.Module`, or something that makes one when called. `data` is a name,
     or one dataset for each agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
     such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. Nothing is written unless `out` names a folder.
+    on the training data of all. Nothing is written unless `out` names a folder. `log` names
+    trackers that receive the metrics (tensorboard, wandb, mlflow); they write into that folder.
 
     >>> result = train(data="digits", algorithm="dpsgd", agents=4, epochs=1, progress=False)
     >>> result.summary["algorithm"], len(result.records), result.x_ND.shape[0]
@@ -88,6 +130,9 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
+    logged = trackers.parse(log)
+    if logged and out is None:
+        raise BadValue("log", ",".join(logged), "only together with out, where it is written")
     own_data = None if isinstance(data, str) else _own_samples(data, options)
     if own_data is None and test is not None:
         raise BadValue("test", type(test).__name__, "only together with your own data")
@@ -121,10 +166,14 @@ def train(
             if watch:
                 watch(event)
 
-        outcome = launch.execute(experiment, load, Path(out) if out else None, resume, show)
+        where = Path(out) if out else None
+        with trackers.logging(logged, experiment, where or Path(), show) as tell:
+            outcome = launch.execute(experiment, load, where, resume, tell)
     if outcome is None:
         raise SystemExit(0)  # a worker other than the first: its part is done
-    return Result(experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND)
+    return Result(
+        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
+    )
 
 
 def _name(model: object) -> str:

@@ -104,6 +104,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
     sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
     targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
     seconds, samples = 0.0, 0.0
+    clock: dict[str, Any] = {}
     for path in _parts(folder(run, epoch)):
         header = _header(path)
         rows: dict[str, tuple[list[int], list[int]]] = {}
@@ -122,6 +123,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
         # A worker's count of samples is shared out among its agents, who may live elsewhere now.
         share = len(rows["A"][0]) / len(header["axes"]["A"])
         seconds = max(seconds, header["about"]["seconds"])
+        clock = {k: v for k, v in header["about"].items() if k == "clock"}
         samples += share * header["about"]["samples"]
     for axis, keys in missing.items():
         if keys:
@@ -130,7 +132,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
                 f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is of another graph, "
                 "or incomplete"
             )
-    about = {"epoch": epoch, "seconds": seconds, "samples": samples}
+    about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
     return Loaded(type(template)(**fields), about, sent)
 
 

@@ -22,17 +22,19 @@ from rich.text import Text
 import parley
 from parley import compare as comparison
 from parley import data as datasets
-from parley import draw, folder, launch
+from parley import draw, folder, launch, trackers
 from parley import topology as topologies
-from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
-from parley.errors import BadValue, ParleyError, unknown_name, valid_values
+from parley.errors import BadValue, ParleyError, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.hosts import Host
 from parley.peers import speaks
 from parley.progress import TrainingProgress, console
+from parley.report.cli import report
 from parley.reproduce.cli import app as reproduce_app
 from parley.run import problem
+from parley.topology import Topology
 from parley.transport import HEADER
 
 app = typer.Typer(
@@ -43,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(reproduce_app, name="reproduce")
+app.command()(report)
 screen = Console()
 """Stdout, for results."""
 
@@ -226,6 +229,16 @@ Json = Annotated[
         "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
     ),
 ]
+Log = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+        "folder). Needs parley\\[trackers].",
+        metavar="LIST",
+        show_default=False,
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Argument(
@@ -317,6 +330,7 @@ def train(
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
+    log: Log = None,
     host: HostFile = None,
     agents_here: AgentsHere = None,
     data_here: DataHere = None,
@@ -333,10 +347,15 @@ def train(
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
     part = Host.of(host, agents_here, data_here or ())
+    logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
-    with _stoppable(out), TrainingProgress(experiment, launch.is_first()) as watch:
+    with (
+        _stoppable(out),
+        TrainingProgress(experiment, launch.is_first()) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
         load = partial(problem, places=part.data)
         outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
@@ -398,6 +417,7 @@ def compare(
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
+    log: Log = None,
     **flags: Any,
 ) -> None:
     """Run several algorithms with several seeds side by side.
@@ -421,7 +441,8 @@ def compare(
             raise BadValue(name, given[name], "an option of one of the algorithms compared")
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
-    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_)
+    logged = trackers.parse(log)
+    _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
 
 
 def _compare(
@@ -431,9 +452,10 @@ def _compare(
     out: Path,
     resume: bool = False,
     as_json: bool = False,
+    log: tuple[str, ...] = (),
 ) -> None:
     at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
-    jobs = comparison.jobs(experiments, seeds, out)
+    jobs = comparison.jobs(experiments, seeds, out, log)
     with _stoppable(out):
         comparison.compare(jobs, at_once, out, resume)
     rows = comparison.rows(jobs)
@@ -496,12 +518,12 @@ def list_algorithms(
     """List the algorithms, or the options of one.
 
     [bold]parley algorithms ngc[/bold]
+
+    [bold]parley algorithms ngc+qgm[/bold]
     """
-    if name is not None and name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: ALGORITHMS[n].model_fields for n in chosen}
+        fields = {n: find(n).model_fields for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
@@ -510,8 +532,10 @@ def list_algorithms(
             shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
+        parts = ", ".join(f"{part} ({row.kind})" for part, row in PARTS.items())
+        screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
-        algorithm = ALGORITHMS[name]
+        algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
             as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
@@ -556,6 +580,9 @@ def topology(
     [bold]parley topology ring --agents 10[/bold]
 
     [bold]parley topology circulant:1,5 --agents 20 --picture graph.png[/bold]
+
+    A graph that changes from step to step, with its period and whether that is the exact mean:
+    [bold]parley topology base:1 --agents 10[/bold]
     """
     _check_picture(picture)
     asked = Experiment.of(**_given(flags))
@@ -573,6 +600,8 @@ def topology(
     if picture:
         draw.topology_picture(graph, picture)
     if json_:
+        if graph.phases:
+            figures["rounds"] = [_round_figures(phase) for phase in graph.phases]
         print(json.dumps(figures | {"weight_matrix": graph.weights.tolist()}))
         return
 
@@ -584,16 +613,29 @@ def topology(
     properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
     _heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
     shown = Table(show_header=False, box=box.SIMPLE)
-    shown.add_row("neighbours of an agent", degrees())
+    in_all = ", of all rounds together" if graph.phases else ""
+    shown.add_row("neighbours of an agent", degrees() + in_all)
     shown.add_row(
         "edges", f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}"
     )
     shown.add_row("diameter", str(graph.diameter))
-    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}")
-    shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
-    shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
+    each = " in every round" if graph.phases else ""
+    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}{each}")
+    if graph.phases:
+        shown.add_row("period", f"{graph.period} rounds, one a step")
+        exact = f"after {graph.exact_after} rounds" if graph.exact_after else "never, only nearly"
+        shown.add_row("everyone has the exact mean", exact)
+        shown.add_row("spectral gap of a period", f"{graph.spectral_gap:.6g}")
+        if not graph.exact_after:
+            per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
+            shown.add_row("the same for each round", f"{per_round:.6g}")
+    else:
+        shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
+        shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
     screen.print(shown)
-    if graph.agents <= 10:
+    if graph.phases:
+        _rounds_table(graph, HEADER.itemsize + Dense(size).message_bytes(torch.float32))
+    elif graph.agents <= 10:
         _heading("the weight that an agent (row) gives to another's value (column)")
         matrix = Table("", *map(str, range(graph.agents)), box=box.SIMPLE)
         for column in matrix.columns[1:]:
@@ -610,6 +652,40 @@ def topology(
     screen.print(cost)
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
+
+
+def _round_figures(phase: Topology) -> dict[str, Any]:
+    return {
+        "edges": [list(edge) for edge in phase.edges],
+        "weights": phase.edge_weights.tolist(),
+        "degree_max": max(phase.degrees),
+        "messages": len(phase.edges),
+        "doubly_stochastic": phase.doubly_stochastic,
+    }
+
+
+ROUNDS_SHOWN = 16
+
+
+def _rounds_table(graph: Topology, message: int) -> None:
+    """Who talks with whom in each round, and what it costs."""
+    _heading("round by round")
+    shown = Table("round", "neighbours", "MB sent, most", "MB sent, mean", "", box=box.SIMPLE)
+    for column in shown.columns[1:4]:
+        column.justify = "right"
+    for number, phase in enumerate(graph.phases[:ROUNDS_SHOWN]):
+        pairs = [f"{j}→{i}" for j, i in phase.edges]
+        if not phase.directed:
+            pairs = [f"{j}–{i}" for j, i in phase.edges if j < i]
+        sent = [degree * message / 1e6 for degree in phase.out_degrees]
+        some = " ".join(pairs[:8]) + " …" * (len(pairs) > 8)
+        mean = f"{sum(sent) / len(sent):.4f}"
+        fewest, most = min(phase.degrees), max(phase.degrees)
+        degrees = f"{fewest} to {most}" if fewest < most else str(most)
+        shown.add_row(str(number), degrees, f"{max(sent):.4f}", mean, some)
+    screen.print(shown)
+    if graph.period > ROUNDS_SHOWN:
+        screen.print(f"and {graph.period - ROUNDS_SHOWN} further rounds", highlight=False)
 
 
 @app.command("data")
@@ -681,3 +757,60 @@ def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
             cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
         shown.add_row(str(agent), *cells, str(counts.sum()))
     return shown
+
+
+@app.command()
+def dash(
+    runs: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder with runs, at any depth; it may appear later.",
+            metavar="RUNS",
+            show_default=False,
+        ),
+    ] = Path("runs"),
+    port: Annotated[
+        str, typer.Option(help="If it is taken, the next free one; 0 for any.", metavar="N")
+    ] = "8642",
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen at. Others than this machine can look only where this is "
+            "another address, such as 0.0.0.0; then a random token is needed, which is printed.",
+            metavar="ADDRESS",
+        ),
+    ] = "127.0.0.1",
+    show: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-open",
+            help="Open the page in a browser. (default: where there is one)",
+            metavar="",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Follow runs on a local web page, while they go on and afterwards.
+
+    Curves, the graph with who agrees with whom, time left, runs side by side. It only reads; runs
+    do not know of it. RUNS is runs/ unless given.
+
+    [bold]parley dash[/bold]
+    (and in another terminal [bold]parley train --epochs 200[/bold])
+
+    [bold]parley dash results --port 9000[/bold]
+
+    On another machine: [bold]ssh -L 8642:localhost:8642 other parley dash[/bold], then open the
+    address here.
+    """
+    if runs.exists() and not runs.is_dir():
+        raise BadValue("runs", str(runs), "a folder", "it is a file")
+    if not port.isdecimal() or int(port) > 65535:
+        raise BadValue("port", port, "a whole number from 0 to 65535")
+    try:
+        from parley.dash.serve import serve
+    except ImportError as error:
+        raise ParleyError(
+            f"dash: {error.name} is not installed; it comes with pip install 'parley[dashboard]'"
+        ) from None
+    serve(runs, host, int(port), show, lambda words: print(words, file=sys.stderr, flush=True))

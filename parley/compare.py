@@ -17,7 +17,7 @@ from rich import box
 from rich.progress import TaskID
 from rich.table import Table
 
-from parley import algorithms, launch, run
+from parley import algorithms, launch, run, trackers
 from parley.draw import curves_picture
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -26,6 +26,7 @@ from parley.folder import EXPERIMENT, RunFolder
 from parley.placement import spread
 from parley.progress import bars, brief, console, megabytes, status
 from parley.run import EpochDone, Event, Run
+from parley.status import mark_stopped
 from parley.transport import Local
 from parley.worker import Watcher
 
@@ -44,12 +45,13 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
     for spec in (s.strip() for s in names.split(",") if s.strip()):
-        name, *settings = spec.split(":")
+        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs):
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
-        known = algorithms.ALGORITHMS.get(name)
-        fitting = {k: v for k, v in options.items() if known and k in known.model_fields}
+        known = algorithms.find(name)
+        fitting = {k: v for k, v in options.items() if k in known.model_fields}
         chosen.append({"name": name, **fitting, **dict(pairs)})
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
@@ -63,15 +65,20 @@ class Job:
     label: str
     experiment: Experiment
     out: Path
+    log: tuple[str, ...] = ()
+    """Trackers that receive its metrics."""
 
 
-def jobs(experiments: Sequence[Experiment], seeds: int, out: Path) -> list[Job]:
+def jobs(
+    experiments: Sequence[Experiment], seeds: int, out: Path, log: tuple[str, ...] = ()
+) -> list[Job]:
     """Every experiment with so many seeds, each with a folder of its own."""
     made = []
     for label, experiment in zip(labels(experiments), experiments, strict=True):
         name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α", "alpha-"))
         for seed in range(experiment.seed, experiment.seed + seeds):
-            made.append(Job(label, experiment.replace(seed=seed), out / name / f"seed-{seed}"))
+            where = out / name / f"seed-{seed}"
+            made.append(Job(label, experiment.replace(seed=seed), where, log))
     return made
 
 
@@ -121,7 +128,9 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
 def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     try:
-        launch.execute(job.experiment, run.problem, job.out, resume and job.out.exists(), watch)
+        with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
+            resume = resume and job.out.exists()
+            launch.execute(job.experiment, run.problem, job.out, resume, watch)
     except BadValue:
         raise
     except ParleyError as error:
@@ -226,6 +235,10 @@ def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
                 raise ParleyError("a run was ended from outside; --resume goes on") from None
+            for child in children:
+                child.join()
+            for job in pending:
+                mark_stopped(job.out)
             raise
 
 

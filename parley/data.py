@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,11 +93,9 @@ class Transform:
         x = inputs.to(dtype)
         if not self.mean:
             return x * scale if scale != 1 else x
-        # One multiplication and one addition per value: (x·scale - mean) / std.
-        std = torch.tensor(self.std, dtype=torch.float64)[:, None, None]
-        mean = torch.tensor(self.mean, dtype=torch.float64)[:, None, None]
-        factor = (scale / std).to(x.device, dtype)
-        return (x * factor).sub_((mean / std).to(x.device, dtype))
+        # One multiplication and one subtraction per value: (x·scale - mean) / std.
+        factor, shift = _line(self.mean, self.std, scale, x.device, dtype)
+        return (x * factor if x is inputs else x.mul_(factor)).sub_(shift)
 
     def draw(
         self, rng: np.random.Generator, n: int, size: tuple[int, int] = (0, 0)
@@ -125,6 +124,19 @@ class Transform:
             windows = x.unfold(2, height, 1).unfold(3, width, 1)  # [n, c, top, left, h, w], a view
             x = windows[torch.arange(len(x), device=x.device), :, top, left]
         return x
+
+
+@cache
+def _line(
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    scale: float,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Factor and shift that normalise, per channel."""
+    mean_C11, std_C11 = (torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (mean, std))
+    return (scale / std_C11).to(device, dtype), (mean_C11 / std_C11).to(device, dtype)
 
 
 def _random_parts(rng: np.random.Generator, n: int, height: int, width: int) -> NDArray[np.int64]:

@@ -8,7 +8,9 @@ and the same input gives the same file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +25,29 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Patch, Wedge
+from scipy.spatial import KDTree
 
 from parley.errors import BadValue
 from parley.topology import Topology, torus_shape
 
-# Paul Tol's "muted" scheme: distinct for readers with any common colour blindness.
-PALETTE = (
-    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933",
-    "#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB",
-)  # fmt: skip
-# His "bright" scheme, for lines; dashes tell them apart in print.
-LINES = ("#BBBBBB", "#CCBB44", "#4477AA", "#EE6677", "#66CCEE", "#AA3377", "#228833")
-DASHES = ("-", "-", "-", "-", "--", "--", "--")
-INK = "#222222"
-EDGE = "#7A8794"
-NODE = "#DCE9F5"
-BAR = "#4477AA"
+# The same colours as on the pages. For classes Paul Tol's "muted" scheme, distinct for readers with
+# any common colour blindness; those of lines are tested to be.
+THEME: dict[str, Any] = json.loads(
+    resources.files("parley").joinpath("web", "palette.json").read_text(encoding="utf-8")
+)["light"]
+PALETTE, LINES = THEME["classes"], THEME["lines"]
+DASHES = ("-", "--", ":", "-.")
+INK, EDGE, NODE = THEME["ink"], THEME["edge"], THEME["node"]
+BAR = LINES[0]
 ENDINGS = ("png", "svg", "pdf")
 # More classes than this are told apart by a colour scale; a list would be longer than the plot.
 LEGEND_CLASSES = 20
+# A number in a circle that is smaller than this, in points, is only a blot.
+LEGIBLE = 1.5
+# Rounds of a sequence that are drawn.
+PANELS = 12
+# More agents than this are drawn on a circle: springs between all pairs take too long.
+SPRINGS = 400
 
 Record = dict[str, Any]
 
@@ -57,20 +63,22 @@ def topology_picture(
     """Draw the graph: edges as wide as their weights, arrows where they are one-way.
 
     With `holdings` [N, classes], how many examples of each class each agent holds, every agent
-    is a small pie of its classes.
+    is a small pie of its classes. A sequence is drawn round by round, side by side.
     """
-    out = _checked_path(path)
-    positions = layout(topology)
+    out = checked_path(path)
     n = topology.agents
     counts = None if holdings is None else _counts(holdings, n)
+    if topology.phases and counts is None:
+        return save(_rounds_figure(topology), out)
+    positions = layout(topology)
     low, high = positions.min(axis=0), positions.max(axis=0)
-    room = 0.34 * _nearest(positions)
+    room = 0.34 * nearest(positions)
     margin = (1.9 if _is_torus(topology) else 1.35) * room
     extent = high - low + 2 * margin  # [2]
     # All lengths below are inches: a page that grows until an agent's number can be read in its
     # circle, though not for ever, and circles that stay small where there is room for more.
     scale = float(np.clip(0.22 / room, 4.5 / extent.max(), 12.0 / extent.max()))
-    scale = min(scale, 1.1 / _nearest(positions))
+    scale = min(scale, 1.1 / nearest(positions))
     radius = min(room, (0.24 if counts is None else 0.34) / scale)
     panel = extent * scale
     classes = 0 if counts is None else counts.shape[1]
@@ -97,20 +105,71 @@ def topology_picture(
         if counts is None:
             axes.add_patch(Circle((x, y), radius, facecolor=NODE, edgecolor=INK, lw=0.8, zorder=3))
         else:
-            _draw_pie(axes, (x, y), radius, counts[agent], colours(classes))
-        axes.text(
-            x, y, str(agent), ha="center", va="center_baseline", fontsize=font, color=INK, zorder=6
-        )
+            draw_pie(axes, (x, y), radius, counts[agent], colours(classes))
+        if font >= LEGIBLE:
+            axes.text(
+                x, y, str(agent), ha="center", va="center_baseline", fontsize=font, color=INK,
+                zorder=6,
+            )  # fmt: skip
     if counts is not None:
         _key(figure, _names(class_names, classes), (width + 0.15) / size[0], size)
     figure.text(
         width / 2 / size[0],
         1 - 0.12 / size[1],
-        f"{_short(topology.name, 40)}, {n} agent{'s' * (n > 1)}\n"
+        f"{short(topology.name, 40)}, {n} agent{'s' * (n > 1)}\n"
         f"spectral gap {topology.spectral_gap:.3g}",
         ha="center", va="top", fontsize=11, parse_math=False,
     )  # fmt: skip
-    return _save(figure, out)
+    return save(figure, out)
+
+
+def _rounds_figure(topology: Topology) -> Figure:
+    """A small graph for each round, all agents in the same places."""
+    positions = layout(topology)
+    shown = topology.phases[:PANELS]
+    columns = min(len(shown), 4)
+    rows = -(-len(shown) // columns)
+    side = 2.5
+    figure = Figure(figsize=(columns * side, rows * (side + 0.25) + 0.75))
+    low, high = positions.min(axis=0), positions.max(axis=0)
+    room = 0.34 * nearest(positions)
+    extent = float((high - low).max()) + 2.8 * room
+    centre, scale = (low + high) / 2, 0.9 * side / extent
+    radius = min(room, 0.16 / scale)
+    font = min(9.0, 72 * scale * radius * 0.9)
+    width, height = figure.get_size_inches()
+    for number, phase in enumerate(shown):
+        row, column = divmod(number, columns)
+        top = height - 0.75 - row * (side + 0.25)
+        axes = figure.add_axes(
+            ((column + 0.05) * side / width, (top - side) / height, 0.9 * side / width,
+             0.9 * side / height)
+        )  # fmt: skip
+        axes.set_xlim(centre[0] - extent / 2, centre[0] + extent / 2)
+        axes.set_ylim(centre[1] - extent / 2, centre[1] + extent / 2)
+        axes.set_axis_off()
+        axes.set_title(f"round {number}", fontsize=9)
+        _draw_edges(axes, phase, positions, radius, 72 * scale)
+        for agent, (x, y) in enumerate(positions):
+            axes.add_patch(Circle((x, y), radius, facecolor=NODE, edgecolor=INK, lw=0.6, zorder=3))
+            if font >= LEGIBLE:
+                axes.text(
+                    x, y, str(agent), ha="center", va="center_baseline", fontsize=font, zorder=6
+                )
+    exact, more = topology.exact_after, topology.period - len(shown)
+    what = (
+        f"exact mean after {exact} rounds"
+        if exact
+        else f"gap of a period {topology.spectral_gap:.3g}"
+    )
+    figure.text(
+        0.5,
+        1 - 0.12 / height,
+        f"{short(topology.name, 40)}, {topology.agents} agents, period {topology.period}\n{what}"
+        + f"; {more} further rounds not drawn" * (more > 0),
+        ha="center", va="top", fontsize=11, parse_math=False,
+    )  # fmt: skip
+    return figure
 
 
 def partition_picture(
@@ -120,7 +179,7 @@ def partition_picture(
 
     Bars at the right show how many examples each agent holds in all.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     counts = _counts(holdings)
     n, classes = counts.shape
     names = _names(class_names, classes)
@@ -165,7 +224,7 @@ def partition_picture(
             spine.set_visible(False)
     title = f"Who holds what: the largest bubble is {largest:g} examples"
     figure.text(0.5, 1 - 0.15 / size[1], title, ha="center", va="top", fontsize=10)
-    return _save(figure, out)
+    return save(figure, out)
 
 
 def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | Path) -> Path:
@@ -174,7 +233,7 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     `runs` has, for each method's name, the records of its runs (seeds): lines are means, bands
     reach one standard deviation to either side.
     """
-    out = _checked_path(path)
+    out = checked_path(path)
     figure = Figure(figsize=(11, 7.6), layout="constrained")
     panels = figure.subplots(2, 2)
     plots: list[tuple[str, str, Callable[[Record], float], Callable[[Record], float]]] = [
@@ -184,17 +243,17 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
         ("Accuracy for what is sent", "test accuracy of the averaged model, %", _sent,
          _percent("accuracy_mean_model")),
     ]  # fmt: skip
-    hues = [*LINES, *PALETTE]
     for axes, (title, label, horizontal, vertical) in zip(panels.flat, plots, strict=True):
         for number, (name, seeds) in enumerate(runs.items()):
             shortest = min(len(records) for records in seeds)
             x = [horizontal(record) for record in seeds[0][:shortest]]
             y = np.array([[vertical(r) for r in records[:shortest]] for records in seeds])
             mean, spread = y.mean(0), y.std(0, ddof=min(1, len(y) - 1))
-            colour, dashes = hues[number % len(hues)], DASHES[number % len(DASHES)]
+            style = line_style(number, number // 6)
             marker = "o" if shortest == 1 else ""  # one point makes no line
-            axes.plot(x, mean, color=colour, marker=marker, label=name, ls=dashes, lw=1.8)
-            axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.15, lw=0)
+            axes.plot(x, mean, marker=marker, label=name, lw=1.8, **style)
+            low, high = mean - spread, mean + spread
+            axes.fill_between(x, low, high, color=style["color"], alpha=0.15, lw=0)
         axes.set_title(title, fontsize=11, loc="left")
         axes.set_ylabel(label)
         axes.set_xlabel("epoch" if horizontal is _epoch else "MB sent by each agent")
@@ -205,18 +264,27 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     # One agent is at no distance from itself and sends nothing: nothing to take the log of.
     if panels[1, 0].dataLim.y1 > 0:
         panels[1, 0].set_yscale("log", nonpositive="mask")
-        _plain_numbers(panels[1, 0].yaxis)
+        plain_numbers(panels[1, 0].yaxis)
     if panels[1, 1].dataLim.x1 > 0:
         panels[1, 1].set_xscale("log")
-        _plain_numbers(panels[1, 1].xaxis)
+        plain_numbers(panels[1, 1].xaxis)
     handles, names = panels[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, names, loc="outside upper center", ncols=min(len(names), 6), frameon=False
     )
-    return _save(figure, out)
+    return save(figure, out)
 
 
-def _plain_numbers(axis: Axis) -> None:
+def line_style(slot: int, dash: int) -> dict[str, Any]:
+    """How the curve of a method is drawn: the first six differ by colour, further ones by dashes.
+
+    >>> line_style(6, 1) == {"color": LINES[6], "ls": "--"}
+    True
+    """
+    return {"color": LINES[slot % len(LINES)], "ls": DASHES[dash % len(DASHES)]}
+
+
+def plain_numbers(axis: Axis) -> None:
     """0.5, 1, 2 on a logarithmic axis, not powers of ten."""
     axis.set_major_locator(mpl.ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
@@ -264,6 +332,10 @@ def layout(topology: Topology) -> Positions:
     match topology.name.partition(":")[0]:
         case "ring" | "directed-ring" | "circulant" | "exponential" | "full":
             return _circle(n)
+        case "directed-exponential" | "one-peer-exponential" | "base" | "matchings":
+            return _circle(n)
+        case "tree":
+            return _tree(n, int(topology.name.partition(":")[2]))
         case "star":
             return np.vstack([np.zeros((1, 2)), _circle(n - 1)])
         case "chain":
@@ -273,6 +345,8 @@ def layout(topology: Topology) -> Positions:
             return np.array([(c, -r) for r in range(rows) for c in range(columns)], dtype=float)
         case "hypercube":
             return _cube(n)
+        case _ if n > SPRINGS or topology.phases:
+            return _circle(n)
         case _:
             return _any(topology)
 
@@ -290,6 +364,27 @@ def _snake(n: int) -> Positions:
     row, step = np.divmod(np.arange(n), width)
     column = np.where(row % 2, width - 1 - step, step)
     return np.stack([column, 0.0 - row], axis=1)
+
+
+def _tree(n: int, children: int) -> Positions:
+    """Generation below generation, everyone in the middle above its children."""
+    places = np.zeros((n, 2))
+    leaves = 0
+    below: list[list[int]] = [[] for _ in range(n)]
+    for agent in range(1, n):
+        parent = (agent - 1) // children
+        below[parent].append(agent)
+        places[agent, 1] = places[parent, 1] - 1
+    stack = [0]  # leaves from left to right
+    while stack:
+        agent = stack.pop()
+        if not below[agent]:
+            places[agent, 0], leaves = leaves, leaves + 1
+        stack += reversed(below[agent])
+    for agent in reversed(range(n)):
+        if below[agent]:
+            places[agent, 0] = places[below[agent], 0].mean()
+    return places
 
 
 def _cube(n: int) -> Positions:
@@ -324,13 +419,12 @@ def _apart(positions: Positions) -> Positions:
     return positions
 
 
-def _nearest(positions: Positions) -> float:
+def nearest(positions: Positions) -> float:
     """The smallest distance between two agents."""
     if len(positions) < 2:
         return 1.0
-    delta = positions[:, None] - positions[None]
-    distance = np.hypot(delta[..., 0], delta[..., 1])
-    return float(distance[~np.eye(len(positions), dtype=bool)].min())
+    distance: Any = KDTree(positions).query(positions, k=2)[0]
+    return float(distance[:, 1].min())
 
 
 def _is_torus(topology: Topology) -> bool:
@@ -349,13 +443,14 @@ def _draw_edges(
     axes: Axes, topology: Topology, positions: Positions, radius: float, points: float
 ) -> None:
     """Lines for pairs, arrows for one-way edges; `points` is the length of 1 on paper."""
-    top = max((topology.weights[i, j] for j, i in topology.edges), default=1.0)
+    weights = dict(zip(topology.edges, topology.edge_weights.tolist(), strict=True))
+    top = max(weights.values(), default=1.0)
     # Many edges would merge into one blot at full width.
     widest = 3.2 * min(1.0, max(0.15, 6 * topology.agents / max(len(topology.edges), 1)))
     lines, widths = [], []
-    for j, i in topology.edges:
-        there, back = topology.weights[i, j], topology.weights[j, i]
-        paired = topology.graph.has_edge(i, j)
+    for (j, i), there in weights.items():
+        back = weights.get((i, j), 0.0)
+        paired = (i, j) in weights
         weight = (there + back) / 2 if paired and not topology.directed else there
         width = widest * max(0.15, abs(weight) / (abs(top) or 1.0))
         start, end = positions[j], positions[i]
@@ -379,7 +474,7 @@ def _draw_edges(
     )
 
 
-def _draw_pie(
+def draw_pie(
     axes: Axes, centre: tuple[float, float], radius: float, counts: Positions, shades: list[str]
 ) -> None:
     """A ring of the classes that an agent holds, from the top clockwise, its number inside."""
@@ -399,7 +494,7 @@ def _key(figure: Figure, names: list[str], left: float, size: tuple[float, float
     if len(names) <= LEGEND_CLASSES:
         handles = [Patch(color=shade) for shade in shades]
         legend = figure.legend(
-            handles, [_short(name) for name in names], loc="center left", title="class",
+            handles, [short(name) for name in names], loc="center left", title="class",
             bbox_to_anchor=(left, 0.5), frameon=False, fontsize=8, title_fontsize=9,
             labelspacing=0.35, handlelength=1.0,
         )  # fmt: skip
@@ -409,7 +504,7 @@ def _key(figure: Figure, names: list[str], left: float, size: tuple[float, float
     bounds = BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names))
     axes = figure.add_axes((left + 0.1 / size[0], 0.15, 0.16 / size[0], 0.7))
     scale = ScalarMappable(norm=bounds, cmap=ListedColormap(shades))
-    bar = figure.colorbar(scale, cax=axes, ticks=_every(len(names), 10))
+    bar = figure.colorbar(scale, cax=axes, ticks=every(len(names), 10))
     bar.ax.set_title("class", fontsize=9)
     bar.ax.tick_params(labelsize=8, length=0)
     bar.outline.set_visible(False)
@@ -422,9 +517,9 @@ def _ticks(
     """Every row's number while there is room, else every fifth, tenth, ...; names all."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if names is None:
-        axis.set_ticks(_every(n, int(n * cell / (0.22 if which == "x" else 0.15))))
+        axis.set_ticks(every(n, int(n * cell / (0.22 if which == "x" else 0.15))))
         return
-    axis.set_ticks(range(n), [_short(name) for name in names])
+    axis.set_ticks(range(n), [short(name) for name in names])
     for label in axis.get_ticklabels():
         label.set_parse_math(False)
         label.set_fontsize(min(8.0, 60 * cell))
@@ -432,17 +527,18 @@ def _ticks(
             label.set(rotation=90, ha="center", va="top")
 
 
-def _every(n: int, room: int) -> list[int]:
+def every(n: int, room: int) -> list[int]:
     """Round numbers below n, about as many as there is room for.
 
-    >>> _every(5, 9), _every(100, 10)
+    >>> every(5, 9), every(100, 10)
     ([0, 1, 2, 3, 4], [0, 10, 20, 30, 40, 50, 60, 70, 80, 90])
     """
     step = next((s for s in (1, 2, 5, 10, 20, 50, 100) if n <= s * max(room, 1)), n)
     return list(range(0, n, step))
 
 
-def _short(name: str, length: int = 24) -> str:
+def short(name: str, length: int = 24) -> str:
+    """A name of at most so many characters."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
@@ -464,7 +560,8 @@ def _counts(holdings: npt.ArrayLike, agents: int | None = None) -> Positions:
     return counts
 
 
-def _checked_path(path: str | Path) -> Path:
+def checked_path(path: str | Path) -> Path:
+    """The path, if its ending is one of those that can be drawn."""
     out = Path(path)
     if out.suffix.lower().lstrip(".") not in ENDINGS:
         raise BadValue(
@@ -473,7 +570,8 @@ def _checked_path(path: str | Path) -> Path:
     return out
 
 
-def _save(figure: Figure, out: Path) -> Path:
+def save(figure: Figure, out: Path) -> Path:
+    """Writes the figure; the same one gives the same file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ending = out.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)

@@ -32,10 +32,10 @@ class Pairs(NamedTuple):
 
     models: Tensor
     """Row of each pair's model, int64[P]."""
-    rows: Sequence[int]
-    """Row of each pair's batch."""
-    owners: Sequence[int]
-    """Agent whose model it is."""
+    rows: Tensor
+    """Row of each pair's batch, int64[P], on the CPU."""
+    owners: Tensor
+    """Agent whose model it is, int64[P], on the CPU."""
 
 
 class Share(NamedTuple):
@@ -76,14 +76,16 @@ class Engine(ABC):
         """Adds up the gradients of pairs without keeping them.
 
         For each share, its weight for pair p times the gradient of p is added to the row of
-        `sum_AD` that it names. Few pairs are handled at once, so that what is held beside the sum
-        is bounded however many agents there are.
+        `sum_AD` that it names. Few pairs are handled at once, at most one for each agent, so that
+        what is held beside the sum is bounded however many edges there are.
         """
-        few = max(1, ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size()))
+        few = ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size())
+        few = max(1, min(few, len(x_AD)))
         for start in range(0, len(pairs.models), few):
             some = slice(start, start + few)
             x_PD = x_AD.index_select(0, pairs.models[some])
-            g_PD = self.gradients(x_PD, batch, pairs.rows[some], pairs.owners[some])[1]
+            rows, owners = pairs.rows[some].tolist(), pairs.owners[some].tolist()
+            g_PD = self.gradients(x_PD, batch, rows, owners)[1]
             for target_P, weight_P in shares:
                 sum_AD.index_add_(0, target_P[some], weight_P[some, None] * g_PD)
 

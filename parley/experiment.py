@@ -64,8 +64,10 @@ class Experiment(BaseModel):
     """Who holds what: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own: the hosts say it."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the training samples that is used, the same of every class."""
+    test_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the test samples that accuracies are taken on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
-    """The optimizer and its hyper-parameters."""
+    """The optimizer and its hyper-parameters; or parts joined by +, such as ngc+qgm."""
     epochs: int = Field(20, ge=1)
     """Passes over the data (of the agent that has most)."""
     batch: int = Field(32, ge=1)
@@ -84,6 +86,9 @@ class Experiment(BaseModel):
     bias_norms: Literal["off", "printed", "run"] = "off"
     """Also record the norms of NGC's bias terms ε and ω: of the mean over neighbours as printed,
     or as run the mean over neighbours of ‖·‖₁/d."""
+    links: str = ""
+    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml: how
+    long the run would take on it is recorded too."""
     start_agent: int = Field(0, ge=0)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -186,9 +191,7 @@ def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, type) and issubclass(chosen, Algorithm):
         inner = {"algorithm": chosen, **inner}
     elif chosen is not None:
-        if chosen not in algorithms.ALGORITHMS:
-            raise unknown_name("algorithm", str(chosen), algorithms.ALGORITHMS)
-        inner = {"algorithm": algorithms.ALGORITHMS[chosen], **inner}
+        inner = {"algorithm": algorithms.find(str(chosen)), **inner}
     for field in ("model_options", "data_options"):
         if not isinstance(flat.get(field, {}), Mapping):
             raise BadValue(field, flat[field], "a table, for example hidden = 64")
@@ -224,7 +227,7 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _build(algorithm: type[Algorithm], options: dict[str, Any]) -> Algorithm:
-    if algorithms.ALGORITHMS.get(algorithm.name) is algorithm:
+    if "+" in algorithm.name or algorithms.ALGORITHMS.get(algorithm.name) is algorithm:
         return algorithms.build(algorithm.name, options)
     try:
         return algorithm(**options)

@@ -2,15 +2,20 @@
 
 experiment.toml     the full experiment
 environment.json    versions and machine
+agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
 generations.jsonl   who took part from when on, where a run heals
 checkpoint/         what resuming needs
+status.json         where the run is, until it is complete (`parley.status`)
+confusion.json      what the best and the worst agent take for what, at the end
 summary.json        written when the run is complete
 """
 
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +32,8 @@ RECORDS = "records.jsonl"
 GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
+AGENTS = "agents.json"
+CONFUSION = "confusion.json"
 
 
 def fresh_name(parent: Path, stem: str) -> Path:
@@ -138,6 +145,12 @@ class RunFolder:
         except ValueError:
             return None  # damaged: resuming makes it again from the records
 
+    def write_once(self, name: str, content: dict[str, Any]) -> None:
+        """A small file beside the records, unless it is there already."""
+        if not (self.path / name).exists():
+            with self._writing():
+                write_atomically(self.path / name, json.dumps(content) + "\n")
+
     def finish(self, summary: dict[str, Any]) -> None:
         """Marks the run as complete."""
         with self._writing():
@@ -155,6 +168,7 @@ def environment() -> dict[str, Any]:
 
     packages = ("torch", "numpy", "scipy", "networkx", "scikit-learn", "datasets")
     return {
+        "command": command(),
         "parley": parley.__version__,
         "python": platform.python_version(),
         **{package: installed(package) for package in packages},
@@ -162,3 +176,12 @@ def environment() -> dict[str, Any]:
         "processor": platform.machine(),
         "cores": os.cpu_count(),
     }
+
+
+def command() -> str:
+    """What was typed to start this process, as far as Python knows it."""
+    program, *words = sys.argv or [""]
+    name = Path(program).name
+    if name in ("parley", "parley.exe") or Path(program).parts[-2:] == ("parley", "__main__.py"):
+        return shlex.join(["parley", *words])
+    return shlex.join(["python", *([program, *words] if program else [])])

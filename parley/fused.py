@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from parley import kernels
@@ -26,10 +27,6 @@ from parley.task import Task, cross_entropy
 
 CHUNK = 32
 """Samples that pass through a network together: few enough for the second cache."""
-
-
-LARGE = 16_384
-"""Parameters from which on the call for a pair costs little beside its gradient."""
 
 
 class _Unsupported(Exception):
@@ -63,37 +60,23 @@ class FusedEngine(Engine):
         self._layers = _describe(task)
         self._library = kernels.library()
         self._plans: dict[tuple[int, ...], _Plan] = {}
-        self._inputs: _Converted | None = None
+        self._kept: _Ready | None = None
+        self._one_gradient = _zeros(task.size)
 
     supports = staticmethod(supports)
 
     def _gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        plan = self._plan(batch.inputs.shape[2:])
-        # The kernels trust what they are given: nothing may point outside its memory.
-        if x_PD.shape != (len(rows), self.task.size) or batch.inputs.dtype != torch.float32:
-            raise ValueError(f"models {tuple(x_PD.shape)} for {len(rows)} rows of float32 inputs")
-        if rows and not (min(rows) >= 0 and max(rows) < len(batch.inputs)):
-            raise IndexError(f"rows {min(rows)} to {max(rows)} of {len(batch.inputs)}")
-        if max(batch.sizes) > batch.inputs.shape[1]:
-            raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
-        x_PD = x_PD.detach().float()
-        if x_PD.stride(1) != 1:
-            x_PD = x_PD.contiguous()
-        targets = batch.targets.long().contiguous()
-        classes = plan.net.dense[plan.net.denses - 1].outputs
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
+        if len(x_PD) != len(rows):
+            raise ValueError(f"{len(x_PD)} models for {len(rows)} rows")
+        x_PD, ready = self._models(x_PD), self._ready(batch)
+        row_P = ready.checked(np.asarray(rows, dtype=np.int64))
+        inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
         loss_P = torch.empty(len(rows))
         g_PD = torch.empty(x_PD.shape)
-        converted = self._converted(plan, batch)
-        row_P = np.asarray(rows, dtype=np.int64)
-        inputs_P = converted.memory.data_ptr() + 4 * converted.size * row_P
-        targets_P = targets.data_ptr() + 8 * targets.stride(0) * row_P
-        size_P = np.asarray(batch.sizes, dtype=np.int64)[row_P]
         self._library.parley_gradients(
-            plan.net,
+            ready.plan.net,
             len(rows),
             x_PD.data_ptr(),
             x_PD.stride(0),
@@ -103,24 +86,52 @@ class FusedEngine(Engine):
             loss_P.data_ptr(),
             g_PD.data_ptr(),
             g_PD.stride(0),
-            plan.workspace.data_ptr(),
+            ready.plan.workspace.data_ptr(),
         )
         return loss_P, g_PD
 
     def accumulate(
         self, x_AD: Tensor, batch: Batch, pairs: Pairs, shares: Sequence[Share], sum_AD: Tensor
     ) -> None:
-        """As `Engine.accumulate`; of large models one pair at a time, to be added while in the
-        cache."""
-        if self.task.size < LARGE:
-            super().accumulate(x_AD, batch, pairs, shares, sum_AD)
-            return
-        models = pairs.models.tolist()
-        to = [(share.target_P.tolist(), share.weight_P.tolist()) for share in shares]
-        for p, (model, row, owner) in enumerate(zip(models, *pairs[1:], strict=True)):
-            g_D = self.gradients(x_AD[model : model + 1], batch, [row], [owner])[1][0]
-            for targets, weights in to:
-                sum_AD[targets[p]].add_(g_D, alpha=weights[p])
+        """As `Engine.accumulate`: each gradient is added while it is in the cache."""
+        models, ready = self._models(x_AD), self._ready(batch)
+        row_P = ready.checked(pairs.rows.numpy())
+        inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
+        self.samples += int(size_P.sum())
+        model_P = pairs.models.contiguous()
+        target_SP = torch.stack([share.target_P for share in shares])
+        weight_SP = torch.stack([share.weight_P for share in shares]).float()
+        for index, x in ((model_P, models), (target_SP, sum_AD)):
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
+                raise IndexError(f"rows {int(index.min())} to {int(index.max())} of {len(x)}")
+        if sum_AD.dtype != torch.float32 or sum_AD.shape[1:] != models.shape[1:]:
+            raise ValueError(f"a sum {tuple(sum_AD.shape)} for models {tuple(models.shape)}")
+        if sum_AD.stride(1) != 1:
+            raise ValueError("the sum's rows are not contiguous")
+        self._library.parley_accumulate(
+            ready.plan.net,
+            len(row_P),
+            models.data_ptr(),
+            models.stride(0),
+            model_P.data_ptr(),
+            inputs_P.ctypes.data,
+            targets_P.ctypes.data,
+            size_P.ctypes.data,
+            len(shares),
+            target_SP.data_ptr(),
+            weight_SP.data_ptr(),
+            sum_AD.data_ptr(),
+            sum_AD.stride(0),
+            self._one_gradient.data_ptr(),
+            ready.plan.workspace.data_ptr(),
+        )
+
+    def _models(self, x_PD: Tensor) -> Tensor:
+        """Models as the kernels take them."""
+        if x_PD.shape[1:] != (self.task.size,):
+            raise ValueError(f"models {tuple(x_PD.shape)} of {self.task.size} parameters")
+        x_PD = x_PD.detach().float()
+        return x_PD if x_PD.stride(1) == 1 else x_PD.contiguous()
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to inputs [n, ...]: logits [n, classes]."""
@@ -150,32 +161,46 @@ class FusedEngine(Engine):
             self._plans[key] = _Plan(net, _zeros(self._library.parley_workspace(net) // 4))
         return self._plans[key]
 
-    def _converted(self, plan: "_Plan", batch: Batch) -> "_Converted":
-        """The inputs of all rows in the kernels' layout.
+    def _ready(self, batch: Batch) -> "_Ready":
+        """The batch as the kernels take it, checked: they trust what they are given, and nothing
+        may point outside its memory.
 
         Kept until the next batch: an agent's batch serves its own gradient and those of its
         neighbours' models.
         """
-        kept, version = self._inputs, batch.inputs._version
-        now = (batch.inputs, version, batch.sizes)
-        if kept is not None and kept.inputs is batch.inputs and kept[1:3] == now[1:]:
+        now = (batch.inputs, batch.inputs._version, batch.targets, batch.targets._version)
+        kept = self._kept
+        if kept is not None and kept.is_of(now, batch.sizes):
             return kept
+        plan = self._plan(batch.inputs.shape[2:])
+        if batch.inputs.dtype != torch.float32:
+            raise ValueError(f"inputs of {batch.inputs.dtype}, not float32")
+        if max(batch.sizes) > batch.inputs.shape[1]:
+            raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
+        inputs, targets = batch.inputs.contiguous(), batch.targets.long().contiguous()
+        classes = plan.net.dense[plan.net.denses - 1].outputs
+        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+            raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
+        size_R = np.asarray(batch.sizes, dtype=np.int64)
+        floats = self._library.parley_converted(plan.net, inputs.shape[1])
         # Halos stay zero from one batch to the next, so the memory can be used again.
-        inputs, sizes = batch.inputs.contiguous(), np.asarray(batch.sizes, dtype=np.int64)
-        size = self._library.parley_converted(plan.net, inputs.shape[1])
-        again = kept is not None and kept.inputs.shape == batch.inputs.shape
-        memory = kept.memory if kept is not None and again else _zeros(len(inputs) * size)
+        again = kept is not None and kept.of[0].shape == batch.inputs.shape
+        memory = kept.memory if kept is not None and again else _zeros(len(inputs) * floats)
         self._library.parley_convert(
             plan.net,
             len(inputs),
             inputs.data_ptr(),
             inputs.stride(0),
-            sizes.ctypes.data,
+            size_R.ctypes.data,
             memory.data_ptr(),
-            size,
+            floats,
         )
-        self._inputs = _Converted(*now, size, memory)
-        return self._inputs
+        row_R = np.arange(len(inputs))
+        inputs_R = memory.data_ptr() + 4 * floats * row_R
+        targets_R = targets.data_ptr() + 8 * targets.stride(0) * row_R
+        of_rows = (inputs_R, targets_R, size_R)
+        self._kept = _Ready(plan, now, batch.sizes, memory, targets, of_rows)
+        return self._kept
 
 
 class _Plan(NamedTuple):
@@ -183,14 +208,30 @@ class _Plan(NamedTuple):
     workspace: Tensor
 
 
-class _Converted(NamedTuple):
-    """The inputs of one batch in the kernels' layout."""
+class _Ready(NamedTuple):
+    """A batch as the kernels take it."""
 
-    inputs: Tensor
-    version: int
+    plan: _Plan
+    of: tuple[Tensor, int, Tensor, int]
+    """Inputs and targets, each with the version they had."""
     sizes: tuple[int, ...]
-    size: int  # floats of a row
     memory: Tensor
+    """The inputs of all rows in the kernels' layout."""
+    targets: Tensor
+    of_rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+    """Addresses of each row's inputs and targets, and its number of samples."""
+
+    def is_of(self, now: tuple[Tensor, int, Tensor, int], sizes: tuple[int, ...]) -> bool:
+        """Whether this is still that batch."""
+        inputs, version, targets, targets_version = self.of
+        same = inputs is now[0] and targets is now[2]
+        return same and (version, targets_version) == now[1::2] and self.sizes == sizes
+
+    def checked(self, row_P: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same rows, of which each has to be there."""
+        if len(row_P) and not (row_P.min() >= 0 and row_P.max() < len(self.sizes)):
+            raise IndexError(f"rows {row_P.min()} to {row_P.max()} of {len(self.sizes)}")
+        return row_P
 
 
 def _zeros(floats: int) -> Tensor:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,16 @@ from parley.run import EpochDone, Event, Problem, Run, task_of
 from parley.task import Task
 from parley.topology import Edge, Topology
 from parley.transport import Kind, Processes, WorkerLost
-from parley.worker import Journal, Load, Outcome, Watcher, follow, threads
+from parley.worker import (
+    Journal,
+    Load,
+    Outcome,
+    Watcher,
+    describe,
+    follow,
+    holdings,
+    threads,
+)
 
 LOADING = 600.0
 """Seconds that workers wait for each other to load their data."""
@@ -249,6 +259,8 @@ class Member:
         start.patience = max(LOADING, start.patience)
         handshake.agree(start, hosted, handshake.claims(experiment, self.problem, self.task))
         sizes = start.share("sizes", [len(samples) for samples in self.problem.samples])
+        held = holdings(self.problem, hosted, experiment.agents, start)
+        self.agents = describe(self.problem, held)
         everyone = [size for of_worker in sizes for size in of_worker]
         self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
         self.position = self._saved(hosted) if self.resume else Position()
@@ -316,12 +328,14 @@ class Member:
         journal.open(self.experiment, self.resume or roster.generation > 0)
         self._take_up(run, journal)
         self._tell(roster, run, journal, bridges)
+        journal.describe(self.agents)
         try:
-            return follow(run, journal, lambda event: self._each(event, roster, run, peers))
+            each = partial(self._each, roster, run, peers)
+            return follow(run, journal, each, self.agents)
         finally:
             self._keep(run, journal)
 
-    def _each(self, event: Event, roster: Roster, run: Run, peers: Peers) -> None:
+    def _each(self, roster: Roster, run: Run, peers: Peers, event: Event) -> None:
         """After every event: a sign of life, and after an epoch the door is opened."""
         if peers.rank == 0:
             self.watch(event)

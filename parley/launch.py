@@ -82,7 +82,7 @@ def default_workers(experiment: Experiment, out: Path) -> int:
 
     A run that is there already goes on as it began. Small networks get one worker (`models.SMALL`).
     """
-    if started_by_launcher() or experiment.model in models.SMALL:
+    if started_by_launcher() or experiment.links or experiment.model in models.SMALL:
         return 1
     if (stored := RunFolder(out).experiment()) is not None:
         return stored.workers
@@ -118,8 +118,8 @@ def _joined(store: Store, backend: str, rank: int, world: int, patience: float) 
     except RuntimeError as error:
         # One that has joined and failed already has left its words, and closed its connections.
         unclear = ParleyError(
-            f"workers: the {world} processes could not all be connected within {patience:g} seconds "
-            f"(--patience): {_line(error)}"
+            f"workers: the {world} processes could not all be connected within {patience:g} "
+            f"seconds (--patience): {_line(error)}"
         )
         raise peers.told() or unclear from None
     try:

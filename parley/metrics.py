@@ -34,6 +34,13 @@ class TestSet:
         """Loss and accuracy of a model that every process knows."""
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class (row) the model takes for each (column)."""
+        parts = self.inputs.split(chunk)
+        answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
+        cells = self.targets * classes + answers
+        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
     def scores(self, x_AD: Tensor) -> Tensor:
         """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
         return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
@@ -67,6 +74,13 @@ class OwnTestSets(TestSet):
         scores_N = self.transport.sum(torch.stack(sums_N)) / self.count
         return scores_N[list(self.transport.placement.agents)]
 
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class, of all agents, the model takes for each."""
+        cells = torch.zeros(classes, classes, dtype=torch.int64)
+        if len(self.targets):
+            cells = super().confusion(x_D, classes, chunk).cpu()
+        return self.transport.sum(cells)
+
     def _sums(self, x_D: Tensor) -> Tensor:
         here = len(self.targets)
         score = super().score(x_D) if here else (0.0, 0.0)
@@ -85,11 +99,21 @@ def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> fl
     return float((transport.sum(squares) / transport.topology.agents).sqrt())
 
 
+def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
+    """How far each agent's model is from the average, ‖x_i - x̄‖, ``float64[N]``."""
+    return transport.gather((x_AD - mean_D).double().norm(dim=1))
+
+
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
-    """The models after further gossip rounds, without training."""
-    for _ in range(rounds):
-        x_AD = hood.mix(x_AD, gamma, kind="evaluation")
-    return x_AD
+    """The models after further gossip rounds, without training, from the first graph on."""
+    # Weights whose rows do not sum to 1 average by push-sum.
+    w_A1 = x_AD.new_ones(len(x_AD), 1)
+    push_sum = not hood.transport.topology.row_stochastic
+    for step in range(rounds):
+        x_AD = hood.at(step).mix(x_AD, gamma, kind="evaluation")
+        if push_sum:
+            w_A1 = hood.at(step).mix(w_A1, gamma, kind="evaluation")
+    return x_AD / w_A1 if push_sum else x_AD
 
 
 def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tuple[float, float]:

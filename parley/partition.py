@@ -14,6 +14,7 @@ A partition is named by a short text, `kind` or `kind:value`:
 part). It is obeyed whenever that is possible at all; when it is not, `Partition.note` says so.
 """
 
+import heapq
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -364,14 +365,25 @@ def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int
     # blocked[v][c]: how many of v's neighbours have colour c.
     blocked = [[0] * len(room) for _ in range(n)]
     saturation = [0] * n
+    # Who may come next, best first; entries that no longer hold are passed over.
+    waiting = [(0, -len(a), v) for v, a in enumerate(adjacent)]
+    heapq.heapify(waiting)
+
+    def wait(v: int) -> None:
+        heapq.heappush(waiting, (-saturation[v], -len(adjacent[v]), v))
 
     def paint(v: int, c: int, sign: int) -> None:
         colour[v] = c if sign > 0 else -1
         left[c] -= sign
+        if sign < 0:
+            wait(v)
         for w in adjacent[v]:
             before = blocked[w][c]
             blocked[w][c] = before + sign
-            saturation[w] += (before + sign > 0) - (before > 0)
+            change = (before + sign > 0) - (before > 0)
+            saturation[w] += change
+            if change and colour[w] < 0:
+                wait(w)
 
     def choices(v: int) -> list[int]:
         """Colours to try. Unused ones with equal room are interchangeable: one stands for all."""
@@ -386,10 +398,9 @@ def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int
         return options[::-1]
 
     def next_vertex() -> int:
-        return max(
-            (v for v in range(n) if colour[v] < 0),
-            key=lambda v: (saturation[v], len(adjacent[v]), -v),
-        )
+        while colour[waiting[0][2]] >= 0 or -waiting[0][0] != saturation[waiting[0][2]]:
+            heapq.heappop(waiting)
+        return waiting[0][2]
 
     # An explicit stack of (vertex, colours still to try): recursion would limit the agents.
     first = next_vertex()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parley import data, engines, metrics, models, own
+from parley import data, engines, links, metrics, models, own
 from parley import partition as partitions
 from parley import topology as topologies
 from parley.data import Batches, Samples, Transform
@@ -50,6 +50,8 @@ class Problem:
     """What the partition could not obey."""
     test_is_shared: bool = True
     """Whether every process has the whole test set, or each that of its own agents."""
+    data_are_own: bool = False
+    """Whether the training data are the hosts' own, of which others are told nothing."""
 
 
 def builder(
@@ -99,6 +101,8 @@ def problem(
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
         source = replace(source, train=share)
+    if experiment.test_fraction < 1:
+        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
@@ -115,7 +119,15 @@ def problem(
         samples = [source.train.take(split.indices[agent]) for agent in hosted]
         note = split.note
     return Problem(
-        topology, build, samples, source.test, source.transform, source.class_names, loss, note
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=source.test,
+        transform=source.transform,
+        class_names=source.class_names,
+        loss=loss,
+        note=note,
+        data_are_own=places is not None,
     )
 
 
@@ -145,7 +157,15 @@ def _own_problem(
     shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
     build = build or builder(experiment, shape, len(names))
     return Problem(
-        topology, build, samples, found.test, Transform(), names, loss, test_is_shared=False
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=found.test,
+        transform=Transform(),
+        class_names=names,
+        loss=loss,
+        test_is_shared=False,
+        data_are_own=True,
     )
 
 
@@ -226,6 +246,10 @@ class Run:
             device=device,
             dtype=self.task.dtype,
         )
+        if experiment.links:
+            if len(placement.agents) < placement.topology.agents:
+                raise BadValue("links", experiment.links, "workers=1, where all agents are")
+            transport.clock = links.parse(experiment.links, problem.topology, experiment.seed)
         self._try_model(problem)
         self.engine = self._choose_engine()
         self.hood = Neighbourhood(transport, self.engine)
@@ -291,7 +315,9 @@ class Run:
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs beside the state."""
         samples = self._earlier_samples + self.engine.samples
-        return {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        clock = self.transport.clock
+        return about if clock is None else {**about, "clock": clock.state()}
 
     def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
         """Goes on from a checkpoint."""
@@ -299,6 +325,8 @@ class Run:
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.step = about.get("step", self.epoch * self.steps_per_epoch)
         self._earlier_samples = about["samples"]
+        if self.transport.clock is not None and "clock" in about:
+            self.transport.clock.restore(about["clock"])
         for kind, value in sent.items():
             self.transport.sent[kind].copy_(value)
 
@@ -310,12 +338,14 @@ class Run:
             lr = experiment.lr * self.decay(self.epoch, experiment.epochs)
             while self.step < (self.epoch + 1) * self.steps_per_epoch:
                 started = time.perf_counter()
-                self.transport.step = self.step
-                batch = self.batches.at(self.step)
-                self.state = self.algorithm.step(self.state, self.hood, batch, lr)
-                self.losses.append(self._checked_loss(self.step))
+                hood, batch = self.hood.at(self.step), self.batches.at(self.step)
+                self.state = self.algorithm.step(self.state, hood, batch, lr)
+                self.losses.append(self._checked_loss(hood, self.step))
                 self.step += 1
-                self.seconds += time.perf_counter() - started
+                seconds = time.perf_counter() - started
+                self.seconds += seconds
+                if self.transport.clock is not None:
+                    self.transport.clock.compute(seconds / len(hood.agents))
                 yield StepDone(self.step, self.steps, self.losses[-1])
             self.epoch += 1
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
@@ -325,12 +355,12 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_loss(self, step: int) -> float:
-        loss_A = self.hood.loss_A
+    def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
+        loss_A = hood.loss_A
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
-            what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
+            what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
             raise self._diverged(what, step + 1)
         return float(loss_A.mean())
 
@@ -366,7 +396,7 @@ class Run:
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
-        gamma = getattr(self.algorithm, "gamma", 1.0)
+        gamma = self.algorithm.gossip_rate
         mean_D = metrics.mean_model(x_AD, transport)
         loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
         self._check_losses(loss_N)
@@ -392,6 +422,9 @@ class Run:
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "distance_agents": self._by_agent(
+                [float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()]
+            ),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
@@ -404,5 +437,7 @@ class Run:
         seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
+        if transport.clock is not None:
+            record["seconds_network"] = round(transport.clock.seconds(), 3)
         record["peak_memory_mb"] = round(metrics.peak_memory_mb(transport), 1)
         return record

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain as joined
 from pathlib import Path
@@ -28,8 +28,9 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csgraph, csr_array, issparse
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs, eigsh
 
+from parley import sequences
 from parley.errors import BadValue, unknown_name
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
@@ -38,9 +39,11 @@ Indices: TypeAlias = npt.NDArray[np.integer]
 Sparse: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
 Edge: TypeAlias = tuple[int, int]
 Weights: TypeAlias = "str | npt.ArrayLike | Sparse"
-"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn") or the matrix itself, which may be
-a scipy.sparse one."""
-Property: TypeAlias = Literal["symmetric", "doubly-stochastic", "row-stochastic"]
+"""A scheme's name ("auto", "uniform", "metropolis", "sinkhorn", "push") or the matrix itself, which
+may be a scipy.sparse one."""
+Property: TypeAlias = Literal[
+    "symmetric", "doubly-stochastic", "row-stochastic", "column-stochastic"
+]
 
 TOLERANCE = 1e-9
 DENSE = 2000
@@ -48,6 +51,8 @@ DENSE = 2000
 LANCZOS = 30  # restarts before a spectrum counts as too crowded for Lanczos
 SOURCES = 100  # agents at a time from which distances are measured
 DRAWS = 100  # how often a random graph is drawn again before it counts as never connected
+MATCHINGS = 32
+"""Random matchings after which a sequence of them begins anew, unless it says how many."""
 
 
 @final
@@ -70,7 +75,13 @@ class Topology:
     """At [i, j] what i gives to j's value: one entry for each edge j -> i and one for each agent,
     be they zero, sorted by row, then column. May be given as any kind of matrix."""
     scheme: str = "explicit"
-    """How the weights were made: "uniform", "metropolis", "sinkhorn" or "explicit"."""
+    """How the weights were made: "uniform", "metropolis", "sinkhorn", "push" or "explicit"."""
+    phases: tuple[Topology, ...] = ()
+    """The graphs of a sequence, used one after the other, a step each, and then from the first
+    again. `graph` has all their edges, and `mixing` is the mean of theirs. None: it never changes.
+    """
+    part: bool = False
+    """Whether it is one of a sequence's phases, which need not be connected by itself."""
 
     def __post_init__(self) -> None:
         n = len(self.graph)
@@ -81,7 +92,8 @@ class Topology:
             raise BadValue(
                 "topology", self.name, "a DiGraph on 0..N-1 without self-loops, or from_graph(...)"
             )
-        _check_connected(self.name, self.graph)
+        if not self.part:
+            _check_connected(self.name, self.graph)
         # Copies, locked: a topology is shared by every agent of a worker.
         object.__setattr__(self, "graph", nx.freeze(nx.DiGraph(self.graph)))
         mixing = _as_mixing(self.mixing, self.graph)
@@ -93,6 +105,19 @@ class Topology:
     def agents(self) -> int:
         """How many agents there are, N."""
         return len(self.graph)
+
+    @property
+    def period(self) -> int:
+        """After how many steps the same graphs come again."""
+        return len(self.phases) or 1
+
+    def at(self, step: int) -> Topology:
+        """The graph of a step.
+
+        >>> one_peer_exponential(8).at(4).neighbours(0)  # steps of 1, 2, 4, 1, 2, …
+        (6,)
+        """
+        return self.phases[step % len(self.phases)] if self.phases else self
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
@@ -194,27 +219,61 @@ class Topology:
         return self._flaw("doubly-stochastic") is None
 
     @cached_property
+    def column_stochastic(self) -> bool:
+        """Whether each agent shares out its own value: no negative weight, columns sum to 1."""
+        return self._flaw("column-stochastic") is None
+
+    @cached_property
+    def product(self) -> Matrix:  # [N, N]
+        """What a whole period does to the values: the phases' weights, the last one leftmost."""
+        if not self.phases:
+            return self.weights
+        return _locked(_in_turn(self.phases, np.eye(self.agents)))
+
+    @cached_property
+    def exact_after(self) -> int | None:
+        """Rounds from the first on after which everyone has the exact mean, if a period does it.
+
+        >>> base(6, 1).exact_after, one_peer_exponential(6).exact_after, full(4).exact_after
+        (4, None, 1)
+        """
+        # One vector tells: what is not the mean's matrix maps almost none to the mean.
+        values = np.random.default_rng(0).normal(size=(self.agents, 1))
+        mean = values.mean()
+        for rounds, phase in enumerate(self.phases or (self,), start=1):
+            values = _times(phase.mixing, values)
+            if np.abs(values - mean).max() <= TOLERANCE:
+                return rounds
+        return None
+
+    @cached_property
     def eigenvalues(self) -> npt.NDArray[np.complex128]:  # [N]
-        """The eigenvalues of the weights, by falling modulus: N³ work on the dense matrix."""
-        symmetric = np.array_equal(self.weights, self.weights.T)
-        values = (np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(self.weights)
+        """The eigenvalues of the weights (of a sequence, of a period's product), by falling
+        modulus: N³ work on the dense matrix."""
+        symmetric = np.array_equal(self.product, self.product.T)
+        values = (np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(self.product)
         return _by_modulus(values)
 
     @cached_property
     def _outer_eigenvalues(self) -> npt.NDArray[np.complex128]:
         """`eigenvalues`, or of many agents with symmetric weights two at each end."""
         w = self.mixing
+        if self.phases and self.agents > DENSE:
+            return _outer_of_product(self.phases)
         if self.agents <= DENSE or abs(csr_array(w - w.T)).max() > 0:
             return self.eigenvalues
         return _by_modulus(np.append(_two_eigenvalues(w, "LA"), _two_eigenvalues(w, "SA")))
 
     @cached_property
     def spectral_gap(self) -> float:
-        """1 - max(|λ₂|, |λ_N|): how much of the disagreement one gossip step removes.
+        """1 - max(|λ₂|, |λ_N|): how much of the disagreement one gossip step removes; of a
+        sequence, one period.
 
         >>> full(5).spectral_gap, round(ring(5).spectral_gap, 4)
         (1.0, 0.4607)
         """
+        if self.phases and self.exact_after is not None:
+            return 1.0  # a product that is all but zero has no eigenvalues worth computing
         gap = 1.0 - float(np.abs(self._outer_eigenvalues[1:2]).sum())  # one agent has no second one
         return round(gap, 12)  # eigenvalues are no better than this
 
@@ -246,6 +305,8 @@ class Topology:
         if flaw is None:
             return
         match what:
+            case "doubly-stochastic" if any(not _on_cycles(p.graph) for p in self.phases):
+                remedy = "rounds in which every edge lies on a cycle, or push-sum"
             case "symmetric" if self.directed:
                 remedy = "weights=metropolis on an undirected topology, such as ring"
             case "symmetric":
@@ -254,12 +315,22 @@ class Topology:
                 remedy = "weights=sinkhorn" if self.directed else "weights=metropolis"
             case "row-stochastic":
                 remedy = "weights=auto, or a matrix of weights from 0 whose rows sum to 1"
+            case "column-stochastic":
+                remedy = "weights=push"
             case _:
                 assert_never(what)
         raise BadValue("weights", self.scheme, remedy, f"{who} needs {what} weights; {flaw}")
 
     def _flaw(self, what: Property) -> str | None:
-        """The first place where the weights lack a property, in words; None if they have it."""
+        """The first place where the weights lack a property, in words; None if they have it.
+
+        A sequence has it if every round has.
+        """
+        for number, phase in enumerate(self.phases):
+            if (flaw := phase._flaw(what)) is not None:
+                return f"in round {number} {flaw}"
+        if self.phases:
+            return None
         w, one = self.mixing, np.ones(self.agents)
         if what == "symmetric":
             excess = csr_array(w - w.T)
@@ -270,20 +341,24 @@ class Topology:
         for i, j in _places(w, w.data < -TOLERANCE):
             return f"agent {i} gives agent {j} the negative weight {w[i, j]:g}"
         rows, columns = _times(w, one), _times(w.T, one)
-        for i in np.flatnonzero(np.abs(rows - 1) > TOLERANCE).tolist():
-            return f"row {i} sums to {rows[i]:g}"
-        if what == "doubly-stochastic":
+        if what != "column-stochastic":
+            for i in np.flatnonzero(np.abs(rows - 1) > TOLERANCE).tolist():
+                return f"row {i} sums to {rows[i]:g}"
+        if what != "row-stochastic":
             for j in np.flatnonzero(np.abs(columns - 1) > TOLERANCE).tolist():
                 return f"column {j} sums to {columns[j]:g}"
         return None
 
 
-def describe(topology: Topology) -> dict[str, str | int | float | bool]:
+def describe(topology: Topology) -> dict[str, str | int | float | bool | None]:
     """A topology's figures as plain values, ready for JSON or a table.
+
+    Of a sequence, degrees and diameter are those of all its edges together.
 
     >>> describe(ring(10))["degree_mean"], describe(ring(10))["diameter"]
     (2.0, 5)
     """
+    phases = topology.phases or (topology,)
     return {
         "name": topology.name,
         "agents": topology.agents,
@@ -298,7 +373,9 @@ def describe(topology: Topology) -> dict[str, str | int | float | bool]:
         "spectral_gap": topology.spectral_gap,
         "lambda_min": topology.lambda_min,
         "diameter": topology.diameter,
-        "messages_per_round": sum(topology.out_degrees) / topology.agents,
+        "messages_per_round": float(np.mean([len(t.edges) for t in phases])) / topology.agents,
+        "period": topology.period,
+        "exact_after": topology.exact_after,
     }
 
 
@@ -383,6 +460,16 @@ def exponential(agents: int, *, weights: Weights = "auto") -> Topology:
     return _undirected("exponential", agents, _steps(agents, offsets), weights)
 
 
+def directed_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone sends to the agents 1, 2, 4, … places on.
+
+    >>> directed_exponential(8).neighbours(0)  # whom agent 0 hears
+    (4, 6, 7)
+    """
+    offsets = [2**k for k in range(max(agents, 0).bit_length()) if 2**k < agents]
+    return _directed("directed-exponential", agents, _steps(agents, offsets), weights)
+
+
 def full(agents: int, *, weights: Weights = "auto") -> Topology:
     """Everyone talks to everyone: one gossip step is the exact mean."""
     return _undirected("full", agents, ((i, j) for i in range(agents) for j in range(i)), weights)
@@ -391,6 +478,34 @@ def full(agents: int, *, weights: Weights = "auto") -> Topology:
 def star(agents: int, *, weights: Weights = "auto") -> Topology:
     """Agent 0 talks to everyone, the others to agent 0 only."""
     return _undirected("star", agents, ((0, i) for i in range(1, agents)), weights)
+
+
+def tree(agents: int, children: int = 2, *, weights: Weights = "auto") -> Topology:
+    """A tree from agent 0 on, in which everyone has so many children until no agents are left.
+
+    >>> tree(7).neighbours(1)
+    (0, 3, 4)
+    """
+    name = f"tree:{children}"
+    if children < 1:
+        raise BadValue("topology", name, "tree:2, a number of children from 1 on")
+    pairs = ((i, (i - 1) // children) for i in range(1, agents))
+    return _undirected(name, agents, pairs, weights)
+
+
+def spanning_tree(topology: Topology, *, weights: Weights = "auto") -> Topology:
+    """A tree of shortest paths from agent 0, along edges that go both ways.
+
+    >>> spanning_tree(ring(5)).edges
+    ((1, 0), (4, 0), (0, 1), (2, 1), (1, 2), (4, 3), (0, 4), (3, 4))
+    """
+    name = f"spanning-tree:{topology.name}"
+    both_ways = topology.graph.to_undirected(reciprocal=True)
+    pairs = sorted(nx.bfs_edges(both_ways, 0, sort_neighbors=sorted))
+    if len(pairs) < topology.agents - 1:
+        because = "edges that go both ways do not reach everyone"
+        raise BadValue("topology", name, "an undirected graph", because)
+    return _undirected(name, topology.agents, pairs, weights)
 
 
 def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
@@ -486,16 +601,26 @@ def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
     # a comment
     """
     name = f"file:{path}"
+    rounds = sequences.sections(_read_lines(name, path))
+    if len(rounds) > 1:
+        because = f"it has {len(rounds)} rounds"
+        raise BadValue("topology", name, f"a file of one graph, or schedule:{path}", because)
+    given = _read_edges(name, joined.from_iterable(rounds))
+    return _from_edges(name, _checked_numbers(name, given), given, weights)
+
+
+def _read_lines(name: str, path: str | Path) -> list[str]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise BadValue("topology", name, "a readable text file of edges", reason) from None
+
+
+def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float | None]:
+    """Edges and their weights from numbered lines."""
     given: dict[Edge, float | None] = {}
-    for number, line in enumerate(lines, start=1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
+    for number, text in lines:
         edge = re.fullmatch(r"(\d+)(?:\s*(->)\s*|\s+)(\d+)(?:\s+(\S+))?", text)
         try:
             if edge is None:
@@ -512,14 +637,118 @@ def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
             if given.setdefault(way, weight) != weight:
                 because = f"line {number} gives edge {way[0]} -> {way[1]} another weight"
                 raise BadValue("topology", name, "one weight per edge", because)
-    known = {agent for edge in given for agent in edge}
-    if missing := set(range(len(known))) - known:
-        because = f"no line has agent {min(missing)}" if known else "it has no edges"
-        raise BadValue("topology", name, "lines that have every agent from 0 on", because)
     weighted = [weight is not None for (j, i), weight in given.items() if i != j]
     if any(weighted) and not all(weighted):
         raise BadValue("topology", name, "a weight on every line or on none")
-    return _from_edges(name, len(known), given, weights)
+    return given
+
+
+def _checked_numbers(name: str, edges: Iterable[Edge]) -> int:
+    """How many agents there are, where none is left out."""
+    known = {agent for edge in edges for agent in edge}
+    missing = set(range(len(known))) - known
+    if missing or not known:
+        because = f"no line has agent {min(missing)}" if known else "it has no edges"
+        raise BadValue("topology", name, "lines that have every agent from 0 on", because)
+    return len(known)
+
+
+# Sequences: another graph in each step
+
+
+def one_peer_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone sends to one agent a step: 1, 2, 4, … places on, in turn.
+
+    For a power of two a period is the exact mean.
+    """
+    _check_agents(agents)
+    made = sequences.one_peer_exponential(agents)
+    return _sequence("one-peer-exponential", agents, made, weights)
+
+
+def base(agents: int, degree: int = 1, *, weights: Weights = "auto") -> Topology:
+    """The Base-(k+1) graph: at most `degree` = k neighbours in a step, and a period is the exact
+    mean, for any number of agents."""
+    _check_agents(agents)
+    name = f"base:{degree}"
+    if degree < 1:
+        raise BadValue("topology", name, "base:1, a number of neighbours from 1 on")
+    return _sequence(name, agents, sequences.base(agents, degree), weights)
+
+
+def matchings(
+    agents: int, rounds: int = MATCHINGS, seed: int = 0, *, weights: Weights = "auto"
+) -> Topology:
+    """Everyone talks with one other agent a step, drawn at random; after `rounds` steps the same
+    draws come again."""
+    _check_agents(agents)
+    name = "matchings" if rounds == MATCHINGS else f"matchings:{rounds}"
+    if rounds < 1:
+        raise BadValue("topology", name, "matchings:32, a number of rounds from 1 on")
+    drawn: list[sequences.Round] = []
+
+    def draw(source: int) -> list[Edge]:
+        drawn[:] = sequences.matchings(agents, rounds, source)
+        return [edge for pairs in drawn for edge in pairs]
+
+    _first_connected(name, agents, draw, seed, "more rounds")
+    return _sequence(name, agents, drawn, weights)
+
+
+def sequence(
+    graphs: Sequence[Topology | nx.Graph[Any]], *, weights: Weights = "auto", name: str = "sequence"
+) -> Topology:
+    """Your own graphs, used one after the other, each for one step, and then from the first again.
+
+    Their nodes are 0..N-1, in any of them or in all. A round need not be connected, all rounds
+    together must be.
+
+    >>> t = sequence([nx.Graph([(0, 1)]), nx.Graph([(1, 2)])])
+    >>> t.agents, t.period, t.at(1).neighbours(1), t.doubly_stochastic
+    (3, 2, (2,), True)
+    """
+    if not graphs:
+        raise BadValue("topology", name, "at least one graph")
+    bare = [g.graph if isinstance(g, Topology) else g for g in graphs]
+    agents = len({node for graph in bare for node in graph})
+    if any(node not in range(agents) for graph in bare for node in graph):
+        raise BadValue("topology", name, "graphs whose nodes are 0..N-1")
+    rounds: list[Topology] = []
+    for given, graph in zip(graphs, bare, strict=True):
+        if isinstance(given, Topology) and given.agents == agents and _is_auto(weights):
+            rounds.append(replace(given, part=True))
+            continue
+        edges = {(j, i): data.get("weight") for j, i, data in nx.DiGraph(graph).edges(data=True)}
+        rounds.append(_from_edges(name, agents, edges, weights, part=True))
+    return _of_phases(name, rounds)
+
+
+def schedule_from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
+    """A sequence from a text file: edges as in `from_file`, a line ``round`` before each round."""
+    name = f"schedule:{path}"
+    rounds = [_read_edges(name, lines) for lines in sequences.sections(_read_lines(name, path))]
+    agents = _checked_numbers(name, [edge for given in rounds for edge in given])
+    return _of_phases(
+        name, [_from_edges(name, agents, given, weights, part=True) for given in rounds]
+    )
+
+
+def _sequence(
+    name: str, agents: int, rounds: Sequence[sequences.Round], weights: Weights
+) -> Topology:
+    given: list[Mapping[Edge, float | None]] = [dict(edges) for edges in rounds]
+    return _of_phases(name, [_from_edges(name, agents, edges, weights, True) for edges in given])
+
+
+def _of_phases(name: str, phases: Sequence[Topology]) -> Topology:
+    """All edges together, with the rounds as phases."""
+    graph = _digraph(phases[0].agents, joined.from_iterable(p.graph.edges for p in phases))
+    if len(phases) == 1:
+        return replace(phases[0], name=name, part=False)
+    mixing: Any = sum((p.mixing for p in phases[1:]), start=phases[0].mixing)
+    schemes = {phase.scheme for phase in phases}
+    scheme = schemes.pop() if len(schemes) == 1 else "explicit"
+    return Topology(name, graph, mixing / len(phases), scheme, tuple(phases))
 
 
 # Specs: a name, or name:arguments
@@ -547,6 +776,12 @@ def _read_shape(text: str) -> tuple[int, int] | None:
     return rows, columns
 
 
+def _read_inner(text: str) -> str:
+    if not text:
+        raise ValueError("of which graph?")
+    return text
+
+
 _FAMILIES: Mapping[str, _Family] = {
     "ring": _plain("ring", ring),
     "directed-ring": _plain("directed-ring", directed_ring),
@@ -565,6 +800,17 @@ _FAMILIES: Mapping[str, _Family] = {
     "full": _plain("full", full),
     "star": _plain("star", star),
     "hypercube": _plain("hypercube", hypercube),
+    "tree": _Family(
+        "tree:2",
+        int,
+        lambda n, children, seed, weights: tree(n, children, weights=weights),
+    ),
+    "spanning-tree": _Family(
+        "spanning-tree:torus",
+        _read_inner,
+        lambda n, spec, seed, weights: spanning_tree(parse(spec, n, seed=seed), weights=weights),
+    ),
+    "directed-exponential": _plain("directed-exponential", directed_exponential),
     "random-regular": _Family(
         "random-regular:3",
         int,
@@ -575,19 +821,34 @@ _FAMILIES: Mapping[str, _Family] = {
         float,
         lambda n, p, seed, weights: erdos_renyi(n, p, seed, weights=weights),
     ),
+    "one-peer-exponential": _plain("one-peer-exponential", one_peer_exponential),
+    "base": _Family(
+        "base:1",
+        int,
+        lambda n, degree, seed, weights: base(n, degree, weights=weights),
+    ),
+    "matchings": _Family(
+        "matchings or matchings:32",
+        lambda text: int(text) if text else MATCHINGS,
+        lambda n, rounds, seed, weights: matchings(n, rounds, seed, weights=weights),
+    ),
 }
 
-EXAMPLES: tuple[str, ...] = (*(f.example for f in _FAMILIES.values()), "file:graph.txt")
+EXAMPLES: tuple[str, ...] = (
+    *(f.example for f in _FAMILIES.values()),
+    "file:graph.txt",
+    "schedule:rounds.txt",
+)
 """How each kind of topology is written in a config."""
 
 
 def parse(
-    spec: str | nx.Graph[Any] | Topology,
+    spec: str | nx.Graph[Any] | Topology | Sequence[Topology | nx.Graph[Any]],
     agents: int | None = None,
     weights: Weights = "auto",
     seed: int = 0,
 ) -> Topology:
-    """The topology that a spec, a networkx graph or a topology stands for.
+    """The topology that a spec, a networkx graph, a topology or a list of graphs stands for.
 
     "auto" keeps weights that the file, graph or topology brings; any other value replaces them.
 
@@ -602,10 +863,11 @@ def parse(
     if isinstance(spec, str):
         topology = _parse_text(spec, agents, weights, seed)
     elif isinstance(spec, Topology):
-        keep = isinstance(weights, str) and weights == "auto"
-        topology = spec if keep else _weighted(spec.name, spec.graph, weights)
+        topology = spec if _is_auto(weights) else _reweighted(spec, weights)
     elif isinstance(spec, nx.Graph):
         topology = from_graph(spec, weights=weights)
+    elif isinstance(spec, list | tuple):
+        topology = sequence(spec, weights=weights)
     else:
         raise BadValue("topology", spec, "a spec such as 'ring', a networkx graph or a Topology")
     if agents is not None and topology.agents != agents:
@@ -618,8 +880,10 @@ def _parse_text(spec: str, agents: int | None, weights: Weights, seed: int) -> T
     name, _, text = spec.strip().partition(":")
     if name == "file":
         return from_file(text, weights=weights)
+    if name == "schedule":
+        return schedule_from_file(text, weights=weights)
     if name not in _FAMILIES:
-        raise unknown_name("topology", name, [*_FAMILIES, "file"])
+        raise unknown_name("topology", name, [*_FAMILIES, "file", "schedule"])
     family = _FAMILIES[name]
     try:
         arguments = family.read(text)
@@ -687,10 +951,25 @@ def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_
     )
 
 
+def push(graph: nx.DiGraph[int]) -> Sparse:
+    """Everyone shares out its value evenly to itself and all it sends to: columns sum to 1.
+
+    An agent needs to know nothing but how many it sends to; for push-sum (Kempe et al., 2003).
+
+    >>> push(nx.DiGraph([(0, 1), (0, 2), (1, 0), (2, 0)])).toarray().round(2)
+    array([[0.33, 0.5 , 0.5 ],
+           [0.33, 0.5 , 0.  ],
+           [0.33, 0.  , 0.5 ]])
+    """
+    pattern = _pattern(graph)
+    return _filled(pattern, (1 / np.bincount(pattern.indices))[pattern.indices])
+
+
 SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Sparse]] = {
     "uniform": uniform,
     "metropolis": metropolis,
     "sinkhorn": sinkhorn,
+    "push": push,
 }
 
 
@@ -708,12 +987,16 @@ def _directed(name: str, agents: int, edges: Iterable[Edge], weights: Weights) -
 
 
 def _from_edges(
-    name: str, agents: int, given: Mapping[Edge, float | None], weights: Weights
+    name: str,
+    agents: int,
+    given: Mapping[Edge, float | None],
+    weights: Weights,
+    part: bool = False,
 ) -> Topology:
     """A topology from edges that may carry weights, which "auto" then takes."""
     graph = _digraph(agents, given)
     complete = graph.size() and all(given[edge] is not None for edge in graph.edges)
-    if complete and isinstance(weights, str) and weights == "auto":
+    if complete and _is_auto(weights):
         known = {edge: float(weight) for edge, weight in given.items() if weight is not None}
         sums = np.zeros(agents)
         for (_, i), weight in known.items():
@@ -721,19 +1004,43 @@ def _from_edges(
         known = {(i, i): 1 - sums[i] for i in range(agents)} | known
         columns, rows = np.array(list(known)).T
         weights = csr_array((list(known.values()), (rows, columns)), shape=(agents, agents))
-    return _weighted(name, graph, weights)
+    return _weighted(name, graph, weights, part)
 
 
-def _weighted(name: str, graph: nx.DiGraph[int], weights: Weights) -> Topology:
+def _weighted(name: str, graph: nx.DiGraph[int], weights: Weights, part: bool = False) -> Topology:
     if not isinstance(weights, str):
-        return Topology(name, graph, _as_mixing(weights, graph))
+        return Topology(name, graph, _as_mixing(weights, graph), part=part)
     _check_agents(len(graph))
-    _check_connected(name, graph)  # before sinkhorn, which would not converge
+    if not part:
+        _check_connected(name, graph)  # before sinkhorn, which would not converge
     if weights == "auto":
         weights = "metropolis" if _one_way(graph) is None else "sinkhorn"
+        if weights == "sinkhorn" and not _on_cycles(graph):
+            weights = "push"  # nothing doubly stochastic has these edges
     if weights not in SCHEMES:
         raise unknown_name("weights", weights, [*SCHEMES, "auto"])
-    return Topology(name, graph, SCHEMES[weights](graph), weights)
+    if weights == "sinkhorn" and not _on_cycles(graph):
+        because = "a round has an edge that lies on no cycle"
+        raise BadValue("weights", weights, "push or uniform", because)
+    return Topology(name, graph, SCHEMES[weights](graph), weights, part=part)
+
+
+def _reweighted(topology: Topology, weights: Weights) -> Topology:
+    """The same graphs with other weights."""
+    if not topology.phases:
+        return _weighted(topology.name, topology.graph, weights)
+    made = [_weighted(topology.name, p.graph, weights, part=True) for p in topology.phases]
+    return _of_phases(topology.name, made)
+
+
+def _is_auto(weights: Weights) -> bool:
+    return isinstance(weights, str) and weights == "auto"
+
+
+def _on_cycles(graph: nx.DiGraph[int]) -> bool:
+    """Whether every edge lies on a cycle: only then can weights be doubly stochastic."""
+    _, part_of = csgraph.connected_components(_pattern(graph), connection="strong")
+    return all(part_of[j] == part_of[i] for j, i in graph.edges)
 
 
 def _digraph(agents: int, edges: Iterable[Edge]) -> nx.DiGraph[int]:
@@ -801,6 +1108,22 @@ def _locked(array: Matrix) -> Matrix:
 
 def _by_modulus(values: npt.NDArray[Any]) -> npt.NDArray[np.complex128]:
     return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
+
+
+def _in_turn(phases: Sequence[Topology], values: Matrix) -> Matrix:
+    for phase in phases:
+        values = _times(phase.mixing, values)
+    return values
+
+
+def _outer_of_product(phases: Sequence[Topology]) -> npt.NDArray[np.complex128]:
+    """The two largest eigenvalues of what a period does, for many agents."""
+    n = phases[0].agents
+    operator = LinearOperator(
+        (n, n), matvec=lambda v: _in_turn(phases, v.reshape(-1, 1)), dtype=np.float64
+    )
+    start = np.random.default_rng(0).normal(size=n)
+    return _by_modulus(eigs(operator, k=2, v0=start, return_eigenvectors=False))
 
 
 def _two_eigenvalues(matrix: Sparse, which: Literal["LA", "SA"]) -> Vector:

@@ -9,10 +9,11 @@ wire, header included, whether its neighbour lives in this process or not.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from torch import Tensor
 
 from parley.codec import Codec
 from parley.errors import ParleyError
+from parley.links import Clock
 from parley.placement import Placement
+from parley.topology import Edge, Topology
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
 """What a message is about; bytes are counted apart for each."""
@@ -48,41 +51,79 @@ class WorkerLost(ParleyError):
     """Another worker can no longer be reached; why, it has said elsewhere if at all."""
 
 
-class Arrivals:
-    """Messages on the incoming edges, to be taken one round at a time once they have arrived."""
+class Transfer:
+    """Messages on their way between workers, while this one goes on with something else."""
 
     def __init__(
-        self, arrive: Callable[[], Tensor], rows_of: Mapping[tuple[int, ...], Tensor]
+        self,
+        requests: Sequence[dist.Work],
+        inbox: Tensor,
+        expected: Tensor,
+        sent: Tensor,
+        order: Tensor | None = None,
     ) -> None:
-        """`arrive` waits for the messages, ``uint8[R, B]``."""
-        self._arrive: Callable[[], Tensor] | None = arrive
-        self._wire_RB: Tensor | None = None
-        self._rows_of = rows_of
+        self._requests = list(requests)
+        self._inbox_RB = inbox
+        self._expected = expected
+        self._sent = sent  # has to stay until it is sent
+        self._order = order
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is under way any more."""
+        return not self._requests
 
     def wait(self) -> Tensor:
-        """All messages; returns when the last has arrived."""
-        if self._arrive is not None:
-            self._wire_RB, self._arrive = self._arrive(), None
-        assert self._wire_RB is not None
-        return self._wire_RB
+        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        if self._requests:
+            with _reaching_others():
+                for request in self._requests:
+                    request.wait()
+            self._requests = []
+            _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+        wire_RB = self._inbox_RB[:, HEADER.itemsize :]
+        return wire_RB if self._order is None else wire_RB[self._order]
+
+
+class Arrivals:
+    """Messages that arrive on the incoming edges, to be taken one round at a time.
+
+    Those of other workers are waited for when they are first asked for.
+    """
+
+    def __init__(
+        self, own_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor], others: Transfer | None
+    ) -> None:
+        self._own_RB = own_RB
+        self._rows_of = rows_of
+        self._others = others
+        self._wire_RB: Tensor | None = None if others else own_RB
 
     def of(self, edges: tuple[int, ...]) -> Tensor:
         """The messages on the edges of one round, ``uint8[E, B]``."""
-        return self.wait()[self._rows_of[edges]]
+        if self._wire_RB is None:
+            assert self._others is not None
+            arrived_RB = self._others.wait().to(self._own_RB.device)
+            self._wire_RB = torch.cat([self._own_RB, arrived_RB])
+        return self._wire_RB[self._rows_of[edges]]
+
+    def of_others(self, edges: tuple[int, ...]) -> Tensor:
+        """The same for edges that all begin in other workers, without touching the own messages."""
+        assert self._others is not None
+        rows = self._rows_of[edges] - len(self._own_RB)
+        return self._others.wait()[rows].to(self._own_RB.device)
 
 
 class Transport(ABC):
-    """Carries messages forward along edges and replies back along the same edges.
-
-    Both return at once; who asks for what has arrived waits for it. Between the two there is time
-    to compute.
-    """
+    """Carries messages forward along edges and replies back along the same edges."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
         self.topology = placement.topology
         self.step = 0
         """Goes into headers; set by the training loop."""
+        self.clock: Clock | None = None
+        """Tells how long messages would take on some network, where one is simulated."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
         """Bytes that each hosted agent has handed to the wire."""
         edges, row, rounds = self.topology.edges, placement.row, self.topology.rounds
@@ -90,25 +131,67 @@ class Transport(ABC):
         """The incoming edges of each round."""
         self.outgoing_of = [tuple(e for e in r if edges[e][0] in row) for r in rounds]
         """The outgoing edges of each round."""
+        self.inside = [
+            tuple(e for e in r if edges[e][0] in row and edges[e][1] in row) for r in rounds
+        ]
+        """The edges of each round with both ends here."""
+        self.from_others = [tuple(e for e in r if edges[e][0] not in row) for r in self.incoming_of]
+        """The incoming edges of each round that begin in another worker."""
+        self.to_others = [tuple(e for e in r if edges[e][1] not in row) for r in self.outgoing_of]
+        """The outgoing edges of each round that end in another worker."""
         self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
         self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
+
+    def on(self, topology: Topology) -> Self:
+        """The same agents in the same places on another graph; bytes are counted together."""
+        other = type(self)(replace(self.placement, topology=topology))
+        other.sent = self.sent
+        other.clock = self.clock
+        return other
 
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         """Every agent sends its message to all its out-neighbours."""
         self._count(kind, self._senders, wire_AB.shape[1])
+        self._time(kind, self.topology.edges, wire_AB.shape[1])
         return self._forward(wire_AB, kind, codec)
 
-    def backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
-    ) -> Callable[[], Tensor]:
-        """Replies to the round's incoming edges; what is returned waits for those on the round's
-        outgoing edges."""
+    def backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
+        """Replies to the round's incoming edges; returns those on the round's outgoing edges."""
         self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
+
+    def backward_to_others(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Transfer | None:
+        """Starts to reply to the round's edges in `from_others`; the replies on its edges in
+        `to_others` arrive meanwhile. Counts nothing: `count_replies` does, for all edges."""
+        return None
+
+    def along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Messages along some edges only; returns those that arrive here, in the edges' order."""
+        row, ends = self.placement.row, self.topology.edges
+        senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
+        self._count(kind, senders, wire_AB.shape[1])
+        self._time(kind, [ends[e] for e in edges], wire_AB.shape[1])
+        return self._along(edges, wire_AB, kind, codec)
+
+    def count_server(self, kind: Kind, length: int) -> None:
+        """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
+        size = HEADER.itemsize + length
+        others = self.topology.agents - 1
+        for row, agent in enumerate(self.placement.agents):
+            self.sent[kind][row] += size * (others if agent == 0 else 1)
 
     def count_replies(self, round_: int, kind: Kind, length: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
+        ends = self.topology.edges
+        self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length)
+
+    def _time(self, kind: Kind, edges: Sequence[Edge], length: int) -> None:
+        """Lets the simulated network carry a message along each of these edges."""
+        if self.clock is not None and kind != "evaluation":
+            self.clock.send(edges, HEADER.itemsize + length, self.step)
 
     def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
         size = HEADER.itemsize + length
@@ -118,9 +201,10 @@ class Transport(ABC):
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals: ...
 
     @abstractmethod
-    def _backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
-    ) -> Callable[[], Tensor]: ...
+    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor: ...
+
+    @abstractmethod
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor: ...
 
     @abstractmethod
     def gather(self, values_A: Tensor) -> Tensor:
@@ -148,13 +232,14 @@ class Local(Transport):
         self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(lambda: wire_AB, self._sources)
+        return Arrivals(wire_AB, self._sources, None)
 
-    def _backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
-    ) -> Callable[[], Tensor]:
+    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
         # All edges are both incoming and outgoing here, in the same order.
-        return lambda: wire_EB
+        return wire_EB
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        return wire_AB[_index(self.topology.edges[e][0] for e in edges)]
 
     def gather(self, values_A: Tensor) -> Tensor:
         """All rows are here."""
@@ -218,10 +303,12 @@ class _Route:
 class Processes(Transport):
     """Agents spread over the processes of a `torch.distributed` group."""
 
-    def __init__(self, placement: Placement, overlap: bool = True) -> None:
-        """Without `overlap` every message is waited for where it is sent."""
+    overlap = True
+    """Whether there is something else to do while messages are under way; without, each is waited
+    for where it is sent."""
+
+    def __init__(self, placement: Placement) -> None:
         super().__init__(placement)
-        self.overlap = overlap
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -235,7 +322,8 @@ class Processes(Transport):
         edges, row = self.topology.edges, placement.row
         models = {e: row[edges[e][0]] for e in placement.outgoing}
         self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
-        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in self.incoming_of}
+        rounds = {*self.incoming_of, *self.from_others}
+        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in rounds}
         self._back = [
             _Route(placement, {e: r for r, e in enumerate(came)}, len(came), went, reply=True)
             for came, went in zip(self.incoming_of, self.outgoing_of, strict=True)
@@ -244,21 +332,49 @@ class Processes(Transport):
             _index(route.row_of[e] for e in r)
             for route, r in zip(self._back, self.outgoing_of, strict=True)
         ]
+        self._back_to_others = [
+            _Route(placement, {e: r for r, e in enumerate(came)}, 0, went, reply=True)
+            for came, went in zip(self.from_others, self.to_others, strict=True)
+        ]
+        self._under_way: list[Transfer] = []
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        return Arrivals(self._swap(self._out, wire_AB, kind, codec), self._arrived)
+        self._settle()
+        return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
 
-    def _backward(
+    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
+        wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
+        return wire_RB[self._replied[round_]]
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        row, ends = self.placement.row, self.topology.edges
+        own = {e: row[ends[e][0]] for e in edges if ends[e][0] in row}
+        expected = [e for e in edges if ends[e][1] in row]
+        route = _Route(self.placement, own, len(row), expected, reply=False)
+        wire_RB = self._swap(route, wire_AB, kind, codec)
+        return wire_RB[_index(route.row_of[e] for e in expected)]
+
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Sends messages to the other workers; returns the own ones followed by the arrived."""
+        transfer = self._start(route, wire, kind, codec)
+        if transfer is None:
+            return wire
+        return torch.cat([wire, transfer.wait().to(wire.device)])
+
+    def backward_to_others(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
-    ) -> Callable[[], Tensor]:
-        arrive = self._swap(self._back[round_], wire_EB, kind, codec)
-        return lambda: arrive()[self._replied[round_]]
+    ) -> Transfer | None:
+        """Replies to other workers only, while this one goes on."""
+        route = self._back_to_others[round_]
+        order = _index(route.row_of[e] for e in self.to_others[round_])
+        return self._start(route, wire_EB, kind, codec, order)
 
-    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
-        """Begins to send messages to the other workers; what is returned waits for theirs, and
-        gives the own ones followed by the arrived."""
+    def _start(
+        self, route: _Route, wire: Tensor, kind: Kind, codec: Codec, order: Tensor | None = None
+    ) -> Transfer | None:
+        """Sends messages to the other workers and lets theirs come."""
         if not (route.to or route.of):
-            return lambda: wire
+            return None
 
         def stamp(headers: Any) -> Tensor:
             headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
@@ -268,24 +384,23 @@ class Processes(Transport):
         device = self._wire_device
         parcels = torch.cat([stamp(route.leaving).to(device), wire[route.rows].to(device)], 1)
         inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
-        expected = stamp(route.arriving).clone()  # the next message has another step
         with _reaching_others():
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
-            requests = dist.batch_isend_irecv(sends + receipts)
-
-        def arrive() -> Tensor:
-            with _reaching_others():
-                for request in requests:
-                    request.wait()
-            parcels.numel()  # kept until it has been sent
-            _check(inbox[:, : HEADER.itemsize].cpu(), expected)
-            return torch.cat([wire, inbox[:, HEADER.itemsize :].to(wire.device)])
-
+            # Gloo tells a sender that its message is awaited on the connection that also carries
+            # the own message, behind which it would wait: the two directions would take turns.
+            requests = dist.batch_isend_irecv(receipts + sends)
+        transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
         if not self.overlap:
-            arrived = arrive()
-            return lambda: arrived
-        return arrive
+            transfer.wait()
+        self._under_way = [t for t in self._under_way if not t.done] + [transfer]
+        return transfer
+
+    def _settle(self) -> None:
+        """Nothing that nobody has asked for stays under way: its memory must not go before it."""
+        for transfer in self._under_way:
+            transfer.wait()
+        self._under_way = []
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
@@ -296,6 +411,7 @@ class Processes(Transport):
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker."""
+        self._settle()
         total = values.to(self._wire_device, copy=True)
         with _reaching_others():
             dist.all_reduce(total)
@@ -303,6 +419,7 @@ class Processes(Transport):
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
         sent = values.to(self._wire_device, copy=True).contiguous()
         with _reaching_others():
             dist.broadcast(sent, self.placement.worker_of[agent])

@@ -16,14 +16,18 @@ from torch import Tensor
 from parley import checkpoint, handshake
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.folder import EXPERIMENT, GENERATIONS, RECORDS, RunFolder
+from parley.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.peers import Peers
 from parley.placement import Placement
 from parley.run import EpochDone, Event, Problem, Record, Run, task_of
+from parley.status import reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
 """Is shown every event of worker 0."""
+
+EACH_AGENT = ("accuracy_agents", "distance_agents")
+"""Fields of a record that are lists with a value for each agent."""
 
 Load = Callable[[Experiment, Sequence[int]], Problem]
 """Makes the problem as seen by the host of these agents."""
@@ -33,13 +37,20 @@ class Outcome:
     """What a finished run leaves in memory (on worker 0)."""
 
     def __init__(
-        self, records: list[Record], summary: dict[str, Any], x_ND: Tensor, run: Run
+        self,
+        records: list[Record],
+        summary: dict[str, Any],
+        x_ND: Tensor,
+        run: Run,
+        about: dict[str, dict[str, Any]],
     ) -> None:
         self.records = records
         self.summary = summary
         self.x_ND = x_ND
         """Every agent's model."""
         self.task = run.task
+        self.about = about
+        """What the folder has beside records: ``agents`` and ``confusion``."""
 
 
 def work(
@@ -64,9 +75,12 @@ def work(
         resume = resume or any(peers.share("restarts", _restarts()))
         journal = Journal(out, peers)
         journal.open(experiment, resume)
+        agents = describe(problem, holdings(problem, hosted, experiment.agents, peers))
+        journal.describe(agents)
         if resume:
             journal.restore(run)
-        return follow(run, journal, watch if peers.rank == 0 else lambda event: None)
+        watch = watch if peers.rank == 0 else lambda event: None
+        return follow(run, journal, watch, agents)
 
 
 def _restarts() -> int:
@@ -74,21 +88,26 @@ def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def follow(run: Run, journal: "Journal", watch: Watcher) -> Outcome | None:
+def follow(run: Run, journal: "Journal", watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
     """Trains to the end, writes what is to be kept; the outcome, on worker 0."""
-    try:
-        for event in run.events():
-            if isinstance(event, EpochDone):
-                journal.save(run, event)
-            watch(event)
-    except WorkerLost:
-        raise
-    except ParleyError as error:
-        raise journal.with_remedy(error) from None
-    x_ND = run.transport.gather(run.state.x_AD)
-    summary = journal.finish(run)
-    first = run.transport.placement.here == 0
-    return Outcome(journal.records, summary, x_ND, run) if first else None
+    with reported(journal.out if journal.keeper else None) as report:
+        try:
+            for event in run.events():
+                if isinstance(event, EpochDone):
+                    journal.save(run, event)
+                report(event)
+                watch(event)
+        except WorkerLost:
+            raise
+        except ParleyError as error:
+            raise journal.with_remedy(error) from None
+        x_ND = run.transport.gather(run.state.x_AD)
+        last = journal.last(run)
+        confusion = _confusion(run, agents["classes"], last, x_ND)
+        summary = journal.finish(run, confusion)
+    if run.transport.placement.here:
+        return None
+    return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
 
 
 class Journal:
@@ -173,16 +192,26 @@ class Journal:
         if self.folder and self.keeper:
             self.folder.append(event, GENERATIONS)
 
-    def finish(self, run: Run) -> dict[str, Any]:
-        """The summary, written where records are kept."""
-        records = self.records
-        if self.folder and (not records or records[-1]["epoch"] != run.epoch):
-            raise ParleyError(
-                f"records: {self.folder.path / RECORDS} lacks the last record; remove "
-                f"{checkpoint.folder(self.folder.path, run.epoch)} to make that epoch again"
-            )
-        summary = summarise(run.experiment, records[-1], self.out)
+    def describe(self, agents: dict[str, Any]) -> None:
+        """Notes who talks with whom and who holds what."""
         if self.folder and self.keeper:
+            self.folder.write_once(AGENTS, agents)
+
+    def last(self, run: Run) -> Record:
+        """The record of the last epoch."""
+        if not self.records or self.records[-1]["epoch"] != run.epoch:
+            path = self.folder.path if self.folder else Path()
+            raise ParleyError(
+                f"records: {path / RECORDS} lacks the last record; remove "
+                f"{checkpoint.folder(path, run.epoch)} to make that epoch again"
+            )
+        return self.records[-1]
+
+    def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
+        """The summary, written where records are kept."""
+        summary = summarise(run.experiment, self.last(run), self.out)
+        if self.folder and self.keeper:
+            self.folder.write_once(CONFUSION, confusion)
             self.folder.finish(summary)
         return summary
 
@@ -213,8 +242,54 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "partition": experiment.partition,
         "seed": experiment.seed,
         "epochs": experiment.epochs,
-        **{k: v for k, v in last.items() if k not in ("epoch", "accuracy_agents")},
+        **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
         "out": str(out) if out else None,
+    }
+
+
+def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Who talks with whom and who holds how many samples of each class, for whoever draws it."""
+    graph = problem.topology
+    weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
+    return {
+        "topology": graph.name,
+        "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
+        "classes": list(problem.class_names),
+        "held": [list(count) for count in counts],
+        "note": problem.note,
+    }
+
+
+def holdings(problem: Problem, hosted: Sequence[int], agents: int, peers: Peers) -> list[list[int]]:
+    """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
+    classes = len(problem.class_names)
+    own = {a: torch.bincount(s.targets, minlength=classes).tolist()
+           for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
+    told = [{str(a): count for a, count in own.items()}]
+    if not problem.data_are_own:
+        told = peers.share("holdings", told[0])
+    known = {int(a): count for said in told for a, count in said.items()}
+    return [known.get(agent, [0] * classes) for agent in range(agents)]
+
+
+def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> dict[str, Any]:
+    """What the best and the worst agent take for what; all workers take part."""
+    placement = run.transport.placement
+    present = [placement.number(row) for row in range(len(x_ND))]
+    accuracies = [last["accuracy_agents"][agent] for agent in present]
+    best = max(range(len(present)), key=accuracies.__getitem__)
+    worst = min(range(len(present)), key=accuracies.__getitem__)
+    device = run.state.x_AD.device
+    return {
+        "classes": list(names),
+        **{
+            name: {
+                "agent": present[row],
+                "accuracy": accuracies[row],
+                "matrix": run.test.confusion(x_ND[row].to(device), len(names)).tolist(),
+            }
+            for name, row in (("best", best), ("worst", worst))
+        },
     }
 
 

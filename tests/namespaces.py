@@ -13,6 +13,8 @@ from pathlib import Path
 
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
+SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0",)
+"""A connection keeps its speed between two steps, as one that is in use all the time does."""
 DEVICE = "eth0"
 """What the network is called inside every namespace."""
 
@@ -55,8 +57,12 @@ def network(hosts: int, rate: str = "") -> Iterator[list[str]]:
             ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", DEVICE)
             ip("-n", name, "link", "set", DEVICE, "up")
             ip("-n", name, "link", "set", "lo", "up")
+            for setting in SETTINGS:
+                ip("netns", "exec", name, "sysctl", "-qw", setting)
             if rate:
-                limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "2000ms"]
+                # Single packets, or acknowledgements wait behind long trains of data.
+                ip("-n", name, "link", "set", DEVICE, "gso_max_segs", "1")
+                limit = ["root", "tbf", "rate", rate, "burst", "64kb", "limit", "32mb"]
                 words = ["netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *limit]
                 ip(*words)
         yield names

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import field_reference
 import networkx as nx
 import numpy as np
 import pytest
@@ -12,7 +13,35 @@ import torch
 from torch import Tensor
 
 from parley import topology as graphs
-from parley.algorithms import ALGORITHMS, CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, build
+from parley.algorithms import (
+    ALGORITHMS,
+    BEER,
+    CGA,
+    CHOCO,
+    D2,
+    DMSGD,
+    DPSGD,
+    GUT,
+    NGC,
+    QGM,
+    SGP,
+    AdaGossip,
+    Algorithm,
+    Central,
+    CompCGA,
+    CompNGC,
+    DecentLaM,
+    DeepSqueeze,
+    FedAvg,
+    GradientTracking,
+    MomentumTracking,
+    Quantized,
+    RelaySGD,
+    SkewScout,
+    SparsePush,
+    SwarmSGD,
+    build,
+)
 from parley.algorithms.cga import multipliers
 from parley.engine import VmapEngine
 from parley.errors import BadValue
@@ -37,12 +66,41 @@ CASES: list[Algorithm] = [
     CompCGA(),
     CompCGA.as_run(momentum=0.9, gamma=0.5),
 ]
+"""Of the NGC paper: on every graph that they can work on."""
+
+FIELD: list[tuple[Algorithm, str]] = [
+    (DMSGD(gamma=0.5), "random"),
+    (QGM(mu=0.8, weight_decay=0.01), "random"),
+    (DecentLaM(weight_decay=0.01), "irregular digraph"),
+    (D2(weight_decay=0.01), "random"),
+    (GUT(momentum=0.9, gamma=0.5, weight_decay=0.01), "random"),
+    (GUT.as_run(momentum=0.9, mu=0.2), "star"),
+    (GradientTracking(momentum=0.5), "irregular digraph"),
+    (MomentumTracking(gamma=0.5), "random"),
+    (RelaySGD(momentum=0.5), "tree"),
+    (Quantized(codec="sign", gamma=0.2), "random"),
+    (CHOCO(momentum=0.5), "random"),
+    (DeepSqueeze(gamma=0.1), "random"),
+    (AdaGossip(gamma=0.01, smoothing=0.9), "random"),
+    (BEER(gamma=0.3), "random"),
+    (SGP(momentum=0.5), "pushed digraph"),
+    (SparsePush(gamma=0.1), "pushed digraph"),
+    (SwarmSGD(local_steps=3, momentum=0.5, weight_decay=0.01), "random"),
+    (SwarmSGD(pairs="many"), "star"),
+    (SkewScout(travels=2, tolerance=0.3, longest=4), "random"),
+    (FedAvg(local_steps=3), "star"),
+    (Central(momentum=0.9), "irregular digraph"),
+    (build("ngc+qgm", {"alpha": 0.3}), "random"),
+    (build("compngc+choco", {"alpha": 0.5, "scope": "tensor"}), "random"),
+    (build("ngc+push-sum", {"alpha": 0.3, "gamma": 0.5}), "pushed digraph"),
+]
+"""The other systems: on one graph each, in the order of their rows."""
 
 
-def irregular_digraph() -> Topology:
+def irregular_digraph(weights: str = "auto") -> Topology:
     """Directed, of unequal degrees, with two-way and one-way edges."""
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 0), (0, 2), (2, 0), (3, 1)])
-    return graphs.from_graph(graph, name="irregular")
+    return graphs.from_graph(graph, name="irregular", weights=weights)
 
 
 GRAPHS: dict[str, Callable[[], Topology]] = {
@@ -51,6 +109,14 @@ GRAPHS: dict[str, Callable[[], Topology]] = {
     "random": lambda: graphs.erdos_renyi(7, 0.4, seed=2),
     "directed ring": lambda: graphs.directed_ring(4),
     "irregular digraph": irregular_digraph,
+}
+
+
+FIELD_GRAPHS: dict[str, Callable[[], Topology]] = {
+    "tree": lambda: graphs.from_graph(
+        nx.Graph([(0, 1), (1, 2), (1, 3), (3, 4), (3, 5)]), name="tree"
+    ),
+    "pushed digraph": lambda: irregular_digraph("push"),
 }
 
 
@@ -63,6 +129,10 @@ PAIRS = [
     for number, algorithm in enumerate(CASES)
     for name, make in GRAPHS.items()
     if allowed(algorithm, make())
+]
+PAIRS += [
+    pytest.param(algorithm, (GRAPHS | FIELD_GRAPHS)[name], id=f"{algorithm.name}.{number}-{name}")
+    for number, (algorithm, name) in enumerate(FIELD)
 ]
 
 
@@ -77,7 +147,19 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
         loss = task.losses(x_D, batch.inputs[agent, :n], batch.targets[agent, :n]).mean()
         return torch.autograd.grad(loss, x_D)[0]
 
+    def accuracy(agent: int, x_D: Tensor, step: int) -> float:
+        batch = source.at(step)
+        n = batch.sizes[agent]
+        answers = task.predict(x_D, batch.inputs[agent, :n]).argmax(1)
+        return float((answers == batch.targets[agent, :n]).double().mean())
+
     options: dict[str, Any] = algorithm.model_dump()
+    if algorithm.name not in reference.ALGORITHMS:
+        problem = field_reference.Problem(
+            task.start(), topology.weights, grad, accuracy, steps, small.rate,
+            list(task.sizes), options,
+        )  # fmt: skip
+        return [torch.stack(x) for x in field_reference.run(algorithm.name, problem)]
     if scope := options.pop("scope", None):
         options["per_tensor"] = task.sizes if scope == "tensor" else None
     if scale := options.pop("qp_scale", None):
@@ -89,7 +171,8 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
 
 
 def test_every_algorithm_is_in_the_table() -> None:
-    assert {type(case) for case in CASES} == set(ALGORITHMS.values())
+    rows = {type(case) for case in [*CASES, *(case for case, _ in FIELD)]}
+    assert rows >= set(ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("algorithm, make", PAIRS)
@@ -105,7 +188,10 @@ def test_equals_the_loop_written_reference(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9, msg=f"step {step}")
 
 
-@pytest.mark.parametrize("algorithm", CASES, ids=lambda a: a.name)
+SYMMETRIC = [*CASES, *(case for case, name in FIELD if name == "random")]
+
+
+@pytest.mark.parametrize("algorithm", SYMMETRIC, ids=lambda a: a.name)
 def test_batched_engine_gives_the_same(algorithm: Algorithm) -> None:
     topology = graphs.erdos_renyi(7, 0.4, seed=2)
     one_by_one, _ = small.trajectory(algorithm, small.hood(topology), 8)

@@ -216,7 +216,7 @@ def test_train_takes_all_promised_flags_and_prints_one_json_object(command):
     assert summary.keys() >= SUMMARY
     assert (summary["algorithm"], summary["agents"], summary["epochs"]) == ("ngc", 3, 2)
     assert summary["out"] == "run" and json.loads(Path("run/summary.json").read_text()) == summary
-    assert "epoch 2: accuracy" in err  # chatter goes to stderr
+    assert "epoch 2 of 2: accuracy" in err  # chatter goes to stderr
     written = Experiment.from_toml(Path("run/experiment.toml").read_text())
     expected = Experiment.of(
         model="logistic", alpha=0.5, agents=3, partition="iid", epochs=2, batch=200, lr=0.2,

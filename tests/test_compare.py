@@ -155,6 +155,8 @@ def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
     assert stopped.nothing_left()
     assert not (folder / "table.md").exists()
     assert not all((run / "summary.json").exists() for run in runs)
+    told = [run / "status.json" for run in runs if not (run / "summary.json").exists()]
+    assert all(json.loads(path.read_text())["state"] == "stopped" for path in told)
 
     made = jobs(experiments("dpsgd,ngc", epochs=200, evaluate_every=50), 1, folder)
     compare.compare(made, 2, folder, resume=True)

@@ -169,7 +169,9 @@ def test_flags_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--nproc-per-node", "--nnodes", "--rdzv-backend"}
     known |= {"--rdzv-endpoint"}
     for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
-        known |= {flag for option in command.params for flag in option.opts}
+        known |= {
+            flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
+        }
     for page in PAGES:
         if page.name == "CONTRIBUTING.md":
             known = known | {"--clip"}

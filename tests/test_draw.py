@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from parley import draw
+from parley import topology as topologies
 from parley.errors import BadValue
 from parley.topology import Topology, from_graph, parse, ring
 
@@ -19,7 +20,7 @@ HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, instead of files."""
     seen: list[Figure] = []
-    monkeypatch.setattr(draw, "_save", lambda figure, out: seen.append(figure) or out)
+    monkeypatch.setattr(draw, "save", lambda figure, out: seen.append(figure) or out)
     return seen
 
 
@@ -152,3 +153,36 @@ def test_a_partition_of_any_size_fits_a_page(
     width, height = figures[0].get_size_inches()
     assert 1.5 < height < 15
     assert 4 < width < 15
+
+
+def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Path) -> None:
+    topology = parse("base:1", 5)
+    draw.topology_picture(topology, tmp_path / "rounds.png")
+    [figure] = figures
+    assert [axes.get_title() for axes in figure.axes] == [f"round {k}" for k in range(5)]
+    drawn = [len(axes.collections[0].get_segments()) for axes in figure.axes]  # type: ignore[attr-defined]
+    assert drawn == [len(phase.edges) // 2 for phase in topology.phases]
+    assert "exact mean after 5 rounds" in figure.texts[0].get_text()
+
+
+def test_long_sequences_are_drawn_in_part(figures: list[Figure], tmp_path: Path) -> None:
+    draw.topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
+    assert len(figures[0].axes) == draw.PANELS
+    assert f"{20 - draw.PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
+
+
+def test_trees_grow_downwards_without_overlap() -> None:
+    places = draw.layout(parse("tree:3", 14))
+    assert places[0, 1] == places[:, 1].max()
+    assert len({tuple(place) for place in places}) == 14
+    assert draw.nearest(places) >= 0.9
+
+
+def test_graphs_of_many_agents_need_no_whole_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are read edge by edge; `weights` would be made on first use."""
+    monkeypatch.setattr(topologies, "DENSE", 100)
+    topology = parse("circulant:1,5", 600)
+    draw.topology_picture(topology, tmp_path / "many.png")
+    assert "weights" not in vars(topology)

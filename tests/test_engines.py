@@ -92,7 +92,7 @@ def test_accumulating_is_adding_up(name, few, monkeypatch):
     except BadValue as error:
         pytest.skip(str(error))
     x_AD = network.start() + torch.randn(3, network.size) / 10
-    pairs = Pairs(torch.tensor([1, 2, 0, 0]), [0, 1, 2, 1], [1, 2, 0, 0])
+    pairs = Pairs(*map(torch.tensor, ([1, 2, 0, 0], [0, 1, 2, 1], [1, 2, 0, 0])))
     shares = [
         Share(torch.tensor([0, 1, 2, 1]), torch.tensor([0.5, 0.25, 1.0, 2.0])),
         Share(torch.tensor([1, 2, 0, 0]), torch.tensor([1.0, 1.0, 0.0, 3.0])),

@@ -23,6 +23,7 @@ AGENTS, BATCH, EPOCHS = 5, 4, 3
 FIELDS = {
     "epoch", "step", "lr", "loss", "loss_train", "accuracy_mean_model", "accuracy_own",
     "accuracy_own_min", "accuracy_own_max", "accuracy_after_gossip", "accuracy_agents",
+    "distance_agents",
     "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
     "gradients_per_second", "peak_memory_mb",
 }  # fmt: skip
@@ -80,8 +81,12 @@ def test_scores_are_those_of_the_models():
     )
     distance = np.sqrt(((x - x.mean(0)) ** 2).sum(1).mean())
     assert last["consensus_distance"] == pytest.approx(distance, abs=1e-12)
+    apart = np.linalg.norm(x - x.mean(0), axis=1)
+    assert last["distance_agents"] == pytest.approx(apart, rel=1e-5)
     summary = result.summary
-    assert all(summary[k] == last[k] for k in FIELDS - {"epoch", "accuracy_agents"})
+    lists = {"accuracy_agents", "distance_agents"}
+    assert all(summary[k] == last[k] for k in FIELDS - {"epoch", *lists})
+    assert not lists & set(summary)
 
 
 D = FEATURES * CLASSES + CLASSES

@@ -311,3 +311,11 @@ def test_bad_files(tmp_path, content, message):
 def test_missing_file(tmp_path):
     with pytest.raises(BadValue, match="No such file"):
         partition(f"file:{tmp_path / 'none.json'}", np.array([0, 1]), ring(2), 0)
+
+
+def test_colouring_of_many_agents_takes_no_time() -> None:
+    """4,000 agents whose simple colouring does not do: with a queue, not a search for each."""
+    agents = 4001  # odd, so that taking classes in turn meets itself at the seam
+    labels = np.repeat(np.arange(10), agents)
+    split = partition("skew:1", labels, circulant(agents, [1, 2]), seed=0)
+    assert split.note == ""

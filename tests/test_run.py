@@ -6,7 +6,7 @@ import pytest
 
 import parley
 from parley import BadValue
-from parley.run import device_of
+from parley.run import device_of, problem
 from parley.schedule import parse_decay
 
 TINY = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 0, "progress": False}
@@ -97,3 +97,14 @@ def test_ngc_beats_dpsgd_on_complete_skew():
         gain = statistics.fmean(ngc[kind]) - statistics.fmean(dpsgd[kind])
         variances = [statistics.variance(values[kind]) for values in (dpsgd, ngc)]
         assert gain > 3 * statistics.fmean(variances) ** 0.5 and gain > 0.05, (dpsgd, ngc)
+
+
+def test_a_share_of_the_test_samples_is_the_same_for_every_seed():
+    seen = []
+    for seed in (0, 1):
+        experiment = parley.Experiment(model="logistic", test_fraction=0.1, seed=seed)
+        part = problem(experiment)
+        assert len(part.test) == 40  # of 360, at least 3.6 of each of 10 classes
+        assert sum(len(samples) for samples in part.samples) == 1437  # all that is trained on
+        seen.append(part.test.inputs)
+    assert seen[0].equal(seen[1])

@@ -413,7 +413,8 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
         ("0 1\n1 3\n", "no line has agent 2"),
         ("0 -> 1\n", "nothing that agent"),
         ("0 1\n2 3\n", "agent 0 is cut off from agent 2"),
-        ("# nothing\n", "agents: 0 is not valid"),
+        ("# nothing\n", "it has no edges"),
+        ("round\n0 1\nround\n1 2\n", "it has 2 rounds); valid: a file of one graph, or schedule:"),
         ("0 1 nan\n", "line 1: '0 1 nan'"),
     ],
 )

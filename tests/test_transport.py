@@ -31,7 +31,8 @@ from parley.transport import HEADER, KINDS, Local, Processes, Transport, WorkerL
 
 STEPS = table.STEPS
 CASES = {case.id: case.values for case in table.PAIRS}
-LARGEST = max(make().agents for make in table.GRAPHS.values())
+GRAPHS = table.GRAPHS | table.FIELD_GRAPHS
+LARGEST = max(make().agents for make in GRAPHS.values())
 
 TWO_WORKERS = {
     "ring": (0, 0, 1, 1, 1),
@@ -39,6 +40,8 @@ TWO_WORKERS = {
     "random": (1, 0, 1, 1, 0, 1, 1),
     "directed ring": (0, 1, 1, 1),
     "irregular digraph": (0, 0, 1, 1, 1, 1),
+    "pushed digraph": (0, 1, 1, 0, 1, 1),
+    "tree": (1, 0, 1, 1, 0, 0),
 }
 """Uneven, and not always of consecutive agents."""
 
@@ -50,8 +53,9 @@ def seats(name: str, graph: str, topology: Topology) -> tuple[int, ...]:
 
 
 def float32_cases() -> list[str]:
-    """The last row of every algorithm's, on one graph."""
-    return list({CASES[c][0].name: c for c in CASES if c.endswith("-random")}.values())
+    """The last row of every algorithm of the paper, on one graph."""
+    chosen = [c for c in CASES if c.endswith("-random") and CASES[c][0] in table.CASES]
+    return list({CASES[c][0].name: c for c in chosen}.values())
 
 
 def hood(
@@ -81,7 +85,7 @@ def work(name: str, rank: int, folder: Path) -> None:
     """One worker: every algorithm on every graph, one after the other."""
     torch.set_num_threads(1)
     seen = {}
-    for graph, make in table.GRAPHS.items():
+    for graph, make in GRAPHS.items():
         topology = make()
         worker_of = seats(name, graph, topology)
         if rank > max(worker_of):
@@ -140,7 +144,7 @@ def spread_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
         ]
         views = [view for view in views if view]
         topology = CASES[case][1]()
-        worker_of = seats(name, case.partition("-")[2], topology)
+        worker_of = seats(name, case.rpartition("-")[2], topology)
         assert len(views) == max(worker_of) + 1
         x_TND = torch.empty(STEPS + 1, topology.agents, views[0]["x_TAD"].shape[2], dtype=dtype)
         for worker, view in enumerate(views):
@@ -277,7 +281,8 @@ def send_wrongly(rank: int, folder: Path) -> None:
             dist.recv(torch.empty(2, 32 + 24, dtype=torch.uint8), 0)
             request.wait()
         else:
-            transport.forward(wire_AB, kind, codec)
+            arrivals = transport.forward(wire_AB, kind, codec)
+            arrivals.of(transport.incoming_of[0])
 
     for what in ("step", "kind", "codec", "length", "edge", "magic"):
         # Connections are new each time: what follows a refusal is not to be relied on.

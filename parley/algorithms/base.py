@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from parley.data import Batch
+from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
-from parley.topology import Topology
+from parley.topology import Property, Topology
 
 AS_RUN: dict[str, Any] = {
     "gradient_at": "mixed",
@@ -26,6 +27,9 @@ AS_RUN: dict[str, Any] = {
 The printed paper's choices are the fields' defaults."""
 
 
+CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
 class Algorithm(BaseModel, ABC):
     """A decentralized optimizer: hyper-parameters as fields, `init` and `step` on explicit state.
 
@@ -33,16 +37,14 @@ class Algorithm(BaseModel, ABC):
     Field names end in their axes (A, I or O, then D): checkpoints rely on it.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = CONFIG
 
     name: ClassVar[str]
     title: ClassVar[str]
-    needs: ClassVar[Literal["symmetric", "doubly-stochastic", "row-stochastic"]] = (
-        "doubly-stochastic"
-    )
+    needs: ClassVar[Property] = "doubly-stochastic"
     """What the mixing weights must be."""
+    static: ClassVar[bool] = False
+    """Whether the graph must not change: sums over neighbours are kept from step to step."""
 
     @classmethod
     def as_run(cls, **options: Any) -> Self:
@@ -55,8 +57,16 @@ class Algorithm(BaseModel, ABC):
         """A short name for tables and plots."""
         return self.title
 
+    @property
+    def gossip_rate(self) -> float:
+        """The rate of the further gossip rounds after which models are also tested."""
+        return float(getattr(self, "gamma", 1.0))
+
     def check(self, topology: Topology) -> None:
-        """Refuses a graph whose weights the algorithm cannot work with."""
+        """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
+        if self.static and topology.phases:
+            because = f"it changes, and {self.name} keeps sums over neighbours from step to step"
+            raise BadValue("topology", topology.name, "a graph that does not change", because)
         topology.require(self.needs, self.name)
 
     @abstractmethod
@@ -68,8 +78,21 @@ class Algorithm(BaseModel, ABC):
         """The state after one more step at learning rate `lr`."""
 
 
-class MomentumSGD(Algorithm):
-    """What the paper's five methods share: averaging rate, momentum, weight decay."""
+Memory = dict[str, Tensor]
+"""What a part keeps from step to step, by name; names end in their axes, as a state's do."""
+
+
+class Part(BaseModel):
+    """A rule of which algorithms are put together, with its hyper-parameters as fields.
+
+    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one.
+    """
+
+    model_config = CONFIG
+
+
+class Momentum(Part):
+    """Heavy-ball or Nesterov momentum, the update rule of the paper's five methods."""
 
     momentum: float = Field(0.0, ge=0, lt=1)
     """β, the momentum coefficient."""
@@ -77,13 +100,8 @@ class MomentumSGD(Algorithm):
     """False, as printed: v = βv - ηg, the step is v. True, as run: v = βv + g, the step is
     -η(g + βv). They also differ when the learning rate changes: only the first carries the old
     rate along in v."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
     weight_decay: float = Field(0.0, ge=0)
     """λ: adds λx to the final gradient, at the point where that gradient is taken."""
-    gradient_at: Literal["own", "mixed"] = "own"
-    """Where the self-gradient is taken: at the own model as printed, or as run at the model
-    already mixed with the neighbours'."""
 
     def descend(
         self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
@@ -96,3 +114,13 @@ class MomentumSGD(Algorithm):
             return torch.add(g_AD, v_AD, alpha=self.momentum).mul_(-lr), v_AD
         v_AD = (self.momentum * v_AD).sub_(g_AD, alpha=lr)
         return v_AD, v_AD
+
+
+class MomentumSGD(Momentum, Algorithm):
+    """What the paper's five methods share: averaging rate, momentum, weight decay."""
+
+    gamma: float = Field(1.0, gt=0, le=1)
+    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    gradient_at: Literal["own", "mixed"] = "own"
+    """Where the self-gradient is taken: at the own model as printed, or as run at the model
+    already mixed with the neighbours'."""

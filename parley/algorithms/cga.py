@@ -11,7 +11,7 @@ neighbours of an agent, D flat parameters.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from pydantic import Field
 from scipy.optimize import nnls
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms.base import Memory, MomentumSGD, Part
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood import Flow, Neighbourhood
 
 GRAM_BLOCK = 4096
 """Entries whose products are added up in the gradients' own precision."""
@@ -34,13 +34,10 @@ class State(NamedTuple):
     v_AD: Tensor
 
 
-class CGA(MomentumSGD):
-    """Projects each agent's gradient onto those that its neighbours' data agree with."""
+class Projection(Part):
+    """CGA's gradient rule."""
 
-    name = "cga"
-    title = "CGA"
-    needs = "symmetric"
-
+    looks_around: ClassVar[bool] = True
     qp_floor: float = Field(0.0, ge=0)
     """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, so
     that the projection is nearly a fixed mean."""
@@ -50,21 +47,13 @@ class CGA(MomentumSGD):
     """What is handled at once: the whole gradient as printed, or as run each parameter tensor (with
     a compression scale of its own, and for CGA a projection of its own)."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
-        """Momentum starts at zero."""
-        return State(x_AD, torch.zeros_like(x_AD))
-
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
-        """One iteration."""
-        x_AD, v_AD = state
-        x_I = hood.exchange(x_AD)
-        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
-        at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
+    def gradient(
+        self, at_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch, memory: Memory
+    ) -> Tensor:
+        """g*, with self-gradients at `at_AD` and cross-gradients at the own models."""
         g_AD = hood.gradient(at_AD, batch)
         r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
-        g_AD = self.project(g_AD, r_OD, hood)
-        d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
-        return State(mixed_AD + d_AD, v_AD)
+        return self.project(g_AD, r_OD, hood)
 
     def project(self, g_AD: Tensor, r_OD: Tensor, hood: Neighbourhood) -> Tensor:
         """g* of every hosted agent."""
@@ -86,6 +75,28 @@ class CGA(MomentumSGD):
         if self.qp_scale == "neighbourhood":
             result_AD /= present_AM.sum(1, keepdim=True) + 1
         return result_AD
+
+
+class CGA(Projection, MomentumSGD):
+    """Projects each agent's gradient onto those that its neighbours' data agree with."""
+
+    name = "cga"
+    title = "CGA"
+    needs = "symmetric"
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """Momentum starts at zero."""
+        return State(x_AD, torch.zeros_like(x_AD))
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, v_AD = state
+        x_I = hood.exchange(x_AD)
+        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
+        at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
+        g_AD = self.gradient(at_AD, x_I, hood, batch, {})
+        d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
+        return State(mixed_AD + d_AD, v_AD)
 
 
 def by_agent(sender_O: Tensor, agents: int) -> Tensor:

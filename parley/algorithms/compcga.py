@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parley.algorithms.cga import CGA
+from parley.algorithms.base import Memory
+from parley.algorithms.cga import CGA, Projection
 from parley.codec import ScaledSign
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood import Flow, Neighbourhood
 
 
 class State(NamedTuple):
@@ -31,7 +32,26 @@ class State(NamedTuple):
     """Of the cross-gradients."""
 
 
-class CompCGA(CGA):
+class CompressedProjection(Projection):
+    """CompCGA's gradient rule."""
+
+    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
+        """Errors start at zero."""
+        return {"e_AD": torch.zeros_like(x_AD), "e_ID": hood.zeros_I()}
+
+    def gradient(
+        self, at_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch, memory: Memory
+    ) -> Tensor:
+        """g* of compressed gradients; what compression holds back is kept in `memory`."""
+        codec = ScaledSign(hood.sizes if self.scope == "tensor" else (sum(hood.sizes),))
+        p_AD = hood.gradient(at_AD, batch) + memory["e_AD"]
+        δ_AD = codec.round_trip(p_AD)
+        memory["e_AD"] = p_AD - δ_AD
+        δ_I = hood.compress(hood.cross_gradient(x_I, batch), memory["e_ID"], codec)
+        return self.project(δ_AD, hood.send_back(δ_I), hood)
+
+
+class CompCGA(CompressedProjection, CGA):
     """CGA with error-compensated 1-bit self- and cross-gradients.
 
     `scope` is what is projected at once and also what shares one scale.
@@ -47,14 +67,10 @@ class CompCGA(CGA):
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:  # type: ignore[override]
         """One iteration."""
         x_AD, v_AD, e_AD, e_ID = state
-        codec = ScaledSign(hood.sizes if self.scope == "tensor" else (sum(hood.sizes),))
         x_I = hood.exchange(x_AD)
         mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
-        p_AD = hood.gradient(at_AD, batch) + e_AD
-        δ_AD = codec.round_trip(p_AD)
-        e_AD = p_AD - δ_AD
-        δ_I = hood.compress(hood.cross_gradient(x_I, batch), e_ID, codec)
-        g_AD = self.project(δ_AD, hood.send_back(δ_I), hood)
+        memory = {"e_AD": e_AD, "e_ID": e_ID}
+        g_AD = self.gradient(at_AD, x_I, hood, batch, memory)
         d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
-        return State(mixed_AD + d_AD, v_AD, e_AD, e_ID)
+        return State(mixed_AD + d_AD, v_AD, **memory)

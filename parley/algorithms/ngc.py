@@ -13,15 +13,15 @@ g^ij  own model, neighbour's data: data-variant cross-gradient, computed there a
 D flat parameters.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms.base import Memory, MomentumSGD, Part
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood import Flow, Neighbourhood
 
 
 class State(NamedTuple):
@@ -31,7 +31,24 @@ class State(NamedTuple):
     v_AD: Tensor
 
 
-class NGC(MomentumSGD):
+class Clustering(Part):
+    """NGC's gradient rule."""
+
+    looks_around: ClassVar[bool] = True
+    alpha: float = Field(1.0, ge=0, le=1)
+    """α, the share of the data-variant cluster, which calls for a second round of messages; the
+    model-variant cluster has the rest."""
+
+    def gradient(
+        self, at_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch, memory: Memory
+    ) -> Tensor:
+        """g̃^i, with self-gradients at `at_AD` and cross-gradients at the neighbours' models."""
+        g_AD = hood.gradient(at_AD, batch)  # line 4
+        g_I = hood.cross_gradient(x_I, batch)  # lines 6-7
+        return hood.cluster(g_AD, g_I, self.alpha)  # lines 8-12
+
+
+class NGC(Clustering, MomentumSGD):
     """Replaces each agent's gradient by the mean of those seen in its neighbourhood.
 
     At ``alpha=0`` the cross-gradients are used where they are computed and nothing but models is
@@ -40,10 +57,6 @@ class NGC(MomentumSGD):
 
     name = "ngc"
     title = "NGC"
-
-    alpha: float = Field(1.0, ge=0, le=1)
-    """α, the share of the data-variant cluster, which calls for a second round of messages; the
-    model-variant cluster has the rest."""
 
     @property
     def label(self) -> str:
@@ -60,8 +73,6 @@ class NGC(MomentumSGD):
         x_I = hood.exchange(x_AD)  # line 5
         mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
-        g_AD = hood.gradient(at_AD, batch)  # line 4
-        g_I = hood.cross_gradient(x_I, batch)  # lines 6-7
-        g_AD = hood.cluster(g_AD, g_I, self.alpha)  # lines 8-12
+        g_AD = self.gradient(at_AD, x_I, hood, batch, {})  # lines 4 and 6-12
         d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)  # line 13
         return State(mixed_AD + d_AD, v_AD)  # lines 14-15

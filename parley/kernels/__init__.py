@@ -168,6 +168,10 @@ def _open(path: Path) -> ctypes.CDLL:
             *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_void_p, c_void_p, c_int64, c_void_p),
         ),
+        "parley_accumulate": (
+            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+        ),
         "parley_predict": (None, POINTER(Net), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
         "parley_encode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
         "parley_decode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),

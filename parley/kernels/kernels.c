@@ -191,6 +191,16 @@ static void best_tile(Int high, Int wide, Int *a, Int *b) {
         }
 }
 
+typedef struct {
+    Int tall, wide;
+} Tile;
+
+static Tile tile_for(Int high, Int wide) {
+    Tile t = {1, 1};
+    if (wide) best_tile(high, wide, &t.tall, &t.wide);
+    return t;
+}
+
 typedef struct { /* what a convolution tile sums over */
     const vec *in;
     Int channels, channel, row;       /* of the input map */
@@ -626,11 +636,10 @@ static void normalise_back(
 /* ---- dense layers: features [in][n], n the samples of a chunk ---- */
 
 /* c[m][n] (+)= sum over k of a[m, k] b[k][n]. b's rows are whole vecs; c's last may be cut. */
-static void multiply(const Product *p, Int m, Int n) {
-    Int tall, wide, whole = n / LANES, rest = n % LANES;
+static void multiply(const Product *p, Int m, Int n, Tile best) {
+    Int tall = best.tall, wide = best.wide, whole = n / LANES, rest = n % LANES;
     Product tile = *p;
     if (whole) {
-        best_tile(m, whole, &tall, &wide);
         for (Int j = 0; j < whole; j += wide) {
             Int b = smallest(wide, whole - j);
             tile.b = p->b + j * LANES;
@@ -657,13 +666,54 @@ static void multiply(const Product *p, Int m, Int n) {
     }
 }
 
+/* LANES x LANES values: rows of `from` become columns of `to`. Values a power of two apart change
+ * places, one power after the other. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define POWERS 4
+static ivec upper[POWERS], lower[POWERS];
+
+static __attribute__((constructor)) void fill_shuffles(void) {
+    for (int p = 0, s = 1; s < LANES; p++, s *= 2)
+        for (int l = 0; l < LANES; l++) {
+            upper[p][l] = l & s ? LANES + l - s : l;
+            lower[p][l] = l & s ? LANES + l : l + s;
+        }
+}
+
+static ALWAYS_INLINE void turn_tile(const float *from, Int from_row, float *to, Int to_row) {
+    vec v[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) v[i] = *(const loose *)(from + i * from_row);
+    UNROLL for (int p = 0; p < POWERS; p++) {
+        const int s = 1 << p;
+        if (s >= LANES) break;
+        UNROLL for (int i = 0; i < LANES; i++) {
+            if (i & s) continue;
+            vec a = v[i], b = v[i + s];
+            v[i] = __builtin_shuffle(a, b, upper[p]);
+            v[i + s] = __builtin_shuffle(a, b, lower[p]);
+        }
+    }
+    UNROLL for (int i = 0; i < LANES; i++) *(vec *)(to + i * to_row) = v[i];
+}
+#else
+static void turn_tile(const float *from, Int from_row, float *to, Int to_row) {
+    for (Int i = 0; i < LANES; i++)
+        for (Int j = 0; j < LANES; j++) to[i * to_row + j] = from[j * from_row + i];
+}
+#endif
+
 /* from[rows][columns] to to[columns][rows padded to whole vecs]. */
 static void transpose(const float *from, Int rows, Int columns, float *to) {
     Int stride = blocks_of(rows) * LANES;
-    for (Int r = 0; r < rows; r += LANES)
-        for (Int c = 0; c < columns; c++)
-            for (Int i = 0; i < smallest(LANES, rows - r); i++)
-                to[c * stride + r + i] = from[(r + i) * columns + c];
+    for (Int r = 0; r < rows; r += LANES) {
+        Int here = smallest(LANES, rows - r), c = 0;
+        const float *row = from + r * columns;
+        if (here == LANES)
+            for (; c + LANES <= columns; c += LANES)
+                turn_tile(row + c, columns, to + c * stride + r, stride);
+        for (; c < columns; c++)
+            for (Int i = 0; i < here; i++) to[c * stride + r + i] = row[i * columns + c];
+    }
 }
 
 /* ---- workspace ---- */
@@ -673,8 +723,9 @@ typedef struct {
     uint8_t *places[MOST];
     vec *g[MOST], *in_g, *rows, *sums, *flat; /* of one block, flat of every block */
     float *packed[MOST], *turned[MOST];
-    float *features[MOST + 1], *features_g[MOST + 1], *turned_features;
+    float *own_features, *features[MOST + 1], *features_g[MOST + 1], *turned_features;
     Convolution forward[MOST], backward[MOST];
+    Tile out_tile[MOST], weight_tile[MOST], in_tile[MOST]; /* of the dense layers' products */
     Int flat_size; /* features that enter the dense layers */
 } Work;
 
@@ -683,6 +734,8 @@ static void *take(char **next, Int size) {
     *next += (size + 63) / 64 * 64;
     return taken;
 }
+
+static Int input_block(const Net *net);
 
 /* Lays the buffers out from `base` and returns how many bytes they take. */
 static Int lay_out(const Net *net, char *base, Work *work) {
@@ -721,7 +774,7 @@ static Int lay_out(const Net *net, char *base, Work *work) {
     work->in_g = take(&next, in_g * sizeof(vec));
     work->rows = take(&next, rows * sizeof(vec));
     work->sums = take(&next, sums * sizeof(vec));
-    work->flat = take(&next, n * work->flat_size * sizeof(vec));
+    work->flat = take(&next, n * (net->stages ? work->flat_size : input_block(net)) * sizeof(vec));
     Int widest = 0;
     for (Int i = 0; i <= net->denses; i++) {
         Int features = i < net->denses ? net->dense[i].in : net->dense[i - 1].out;
@@ -729,15 +782,24 @@ static Int lay_out(const Net *net, char *base, Work *work) {
         work->features_g[i] = take(&next, n * features * sizeof(vec));
         widest = largest(widest, features);
     }
+    work->own_features = work->features[0];
+    for (Int i = 0; i < net->denses; i++) {
+        const Dense *d = net->dense + i;
+        work->out_tile[i] = tile_for(d->out, n);
+        work->weight_tile[i] = tile_for(d->out, d->in / LANES);
+        work->in_tile[i] = tile_for(d->in, n);
+    }
     work->turned_features = take(&next, n * LANES * blocks_of(widest) * sizeof(vec));
     return next - base;
 }
 
 static Int first_halo(const Net *net) { return net->stages ? net->stage[0].pad_w : 0; }
 
-/* Vecs of one block of converted inputs. */
+/* Vecs of one block of converted inputs. For a network of dense layers only, a chunk has the
+ * features [in][n] and after them the samples [n][in padded to whole vecs], which is what the
+ * gradient of the first layer's weights needs. */
 static Int input_block(const Net *net) {
-    if (!net->stages) return net->inputs;
+    if (!net->stages) return net->inputs + blocks_of(net->inputs) * LANES;
     const Stage *s = net->stage;
     return s->in * s->height * (s->width + 2 * s->pad_w);
 }
@@ -829,14 +891,16 @@ static void forward(const Net *net, Work *w, const float *parameters, vec *input
     Int n = blocks * LANES;
     for (Int b = 0; b < blocks; b++)
         for (Int i = 0; i < net->stages; i++) stage_forward(net, w, parameters, inputs, i, b);
-    const vec *flat = net->stages ? w->flat : inputs;
-    vec *features = (vec *)w->features[0];
-    for (Int f = 0; f < w->flat_size; f++)
-        for (Int b = 0; b < blocks; b++) features[f * blocks + b] = flat[b * w->flat_size + f];
+    if (net->stages) {
+        vec *features = (vec *)w->own_features;
+        for (Int f = 0; f < w->flat_size; f++)
+            for (Int b = 0; b < blocks; b++) features[f * blocks + b] = w->flat[b * w->flat_size + f];
+        w->features[0] = w->own_features;
+    } else w->features[0] = (float *)inputs;
     for (Int i = 0; i < net->denses; i++) {
         const Dense *d = net->dense + i;
         Product p = {parameters + d->weight, d->in, 1, w->features[i], n, d->in, w->features[i + 1], n, 0};
-        multiply(&p, d->out, n);
+        multiply(&p, d->out, n, w->out_tile[i]);
         vec *out = (vec *)w->features[i + 1];
         for (Int o = 0; o < d->out; o++) {
             float bias = d->bias < 0 ? 0 : parameters[d->bias + o];
@@ -848,16 +912,16 @@ static void forward(const Net *net, Work *w, const float *parameters, vec *input
     }
 }
 
-/* Sum of the losses of the chunk's `count` samples; the logits' gradient times `scale`. */
+/* Sum of the losses of the chunk's `count` samples, if wanted; the logits' gradient times `scale`. */
 static double cross_entropy(
-    const Net *net, Work *w, const Int *targets, Int count, Int blocks, float scale
+    const Net *net, Work *w, const Int *targets, Int count, Int blocks, float scale, int wanted
 ) {
     Int classes = net->dense[net->denses - 1].out;
     const vec *logits = (const vec *)w->features[net->denses];
     vec *g = (vec *)w->features_g[net->denses];
     double loss = 0;
     for (Int b = 0; b < blocks; b++) {
-        vec most = logits[b], sum = {0}, real = {0};
+        vec most = logits[b], sum = {0};
         for (Int k = 1; k < classes; k++) {
             vec z = logits[k * blocks + b];
             most = choose(less(most, z) | is_nan(z), z, most);
@@ -867,14 +931,25 @@ static double cross_entropy(
             g[k * blocks + b] = e, sum += e;
         }
         Int here = smallest(LANES, count - b * LANES);
-        for (Int l = 0; l < here; l++) real[l] = scale;
+        union {
+            ivec all;
+            int32_t each[LANES];
+        } target;
+        for (Int l = 0; l < LANES; l++) target.each[l] = l < here ? targets[b * LANES + l] : -1;
+        vec real = choose(same(target.all, -1), (vec){0}, splat(scale)), answer = {0};
         vec share = real / sum;
-        for (Int k = 0; k < classes; k++) g[k * blocks + b] *= share;
-        for (Int l = 0; l < here; l++) {
-            Int at = targets[b * LANES + l] * blocks + b;
-            ((float *)(g + at))[l] -= scale;
-            loss += logf(sum[l]) + (most[l] - ((const float *)(logits + at))[l]);
+        for (Int k = 0; k < classes; k++) {
+            mask is_answer = same(target.all, k);
+            vec *at = g + k * blocks + b;
+            *at = *at * share - choose(is_answer, splat(scale), (vec){0});
+            answer = choose(is_answer, logits[k * blocks + b], answer);
         }
+        if (!wanted) continue;
+        union {
+            vec all;
+            float each[LANES];
+        } sums = {sum}, missed = {most - answer};
+        for (Int l = 0; l < here; l++) loss += logf(sums.each[l]) + missed.each[l];
     }
     return loss;
 }
@@ -894,23 +969,27 @@ static void dense_backward(const Net *net, Work *w, const float *parameters, Int
             }
             if (d->bias >= 0) gradient[d->bias + o] = total(sum) + (add ? gradient[d->bias + o] : 0);
         }
-        transpose(w->features[i], d->in, n, w->turned_features);
+        const float *turned = w->features[0] + n * d->in; /* see input_block */
+        if (i || net->stages) {
+            transpose(w->features[i], d->in, n, w->turned_features);
+            turned = w->turned_features;
+        }
         Int stride = blocks_of(d->in) * LANES;
-        Product weights = {(float *)g, n, 1, w->turned_features, stride, n, gradient + d->weight, d->in, add};
-        multiply(&weights, d->out, d->in);
+        Product weights = {(float *)g, n, 1, turned, stride, n, gradient + d->weight, d->in, add};
+        multiply(&weights, d->out, d->in, w->weight_tile[i]);
         if (i || net->stages) {
             Product data = {parameters + d->weight, 1, d->in, (float *)g, n, d->out, w->features_g[i], n, 0};
-            multiply(&data, d->in, n);
+            multiply(&data, d->in, n, w->in_tile[i]);
         }
     }
 }
 
 static double backward(
     const Net *net, Work *w, const float *parameters, vec *inputs, const Int *targets, Int count,
-    float scale, int add, float *gradient
+    float scale, int wanted, int add, float *gradient
 ) {
     Int blocks = blocks_of(count);
-    double loss = cross_entropy(net, w, targets, count, blocks, scale);
+    double loss = cross_entropy(net, w, targets, count, blocks, scale, wanted);
     dense_backward(net, w, parameters, blocks, add, gradient);
     const vec *features_g = (const vec *)w->features_g[0];
     for (Int b = 0; b < blocks && net->stages; b++) {
@@ -947,8 +1026,30 @@ Int parley_workspace(const Net *net) {
 /* Floats that n converted inputs take. */
 Int parley_converted(const Net *net, Int n) { return blocks_of(n) * input_block(net) * LANES; }
 
+/* Inputs [n][in] to chunks of features and samples, see input_block. Lanes without a sample are
+ * zero: what they hold is multiplied by zero, which a NaN would survive. */
+static void convert_flat(const Net *net, const float *inputs, Int n, float *to) {
+    Int size = net->inputs, padded = blocks_of(size) * LANES, samples = net->chunk * LANES;
+    for (Int first = 0; first < n; first += samples) {
+        Int count = smallest(samples, n - first), all = blocks_of(count) * LANES;
+        const float *from = inputs + first * size;
+        float *features = to + first * input_block(net), *rows = features + size * all;
+        if (count < all) memset(features, 0, sizeof(float) * size * all);
+        transpose(from, count, size, features);
+        for (Int r = 0; r < all; r++) {
+            Int copied = r < count ? size : 0;
+            memcpy(rows + r * padded, from + r * size, sizeof(float) * copied);
+            memset(rows + r * padded + copied, 0, sizeof(float) * (padded - copied));
+        }
+    }
+}
+
 /* Inputs [n][channels][height][width] to blocks of maps. Halos in `to` must be zero already. */
 static void convert(const Net *net, const float *inputs, Int n, float *to) {
+    if (!net->stages) {
+        convert_flat(net, inputs, n, to);
+        return;
+    }
     Int halo = first_halo(net), width = net->stages ? net->stage[0].width : net->inputs;
     Int lines = net->inputs / width, size = net->inputs;
     for (Int b = 0; b < blocks_of(n); b++) {
@@ -970,6 +1071,26 @@ void parley_convert(
     for (Int r = 0; r < rows; r++) convert(net, inputs + r * stride, sizes[r], to + r * size);
 }
 
+/* Gradient of one model on one batch of `size` samples; its loss is returned if wanted. */
+static float one_gradient(
+    const Net *net, Work *work, const float *parameters, float *converted, const Int *targets,
+    Int size, int wanted, float *gradient
+) {
+    prepare(net, work, parameters, 1);
+    clear(net, gradient);
+    if (!size) memset(gradient, 0, sizeof(float) * net->parameters);
+    double loss = 0;
+    Int samples = net->chunk * LANES;
+    for (Int first = 0; first < size; first += samples) {
+        Int count = smallest(samples, size - first);
+        vec *inputs = (vec *)converted + first / LANES * input_block(net);
+        forward(net, work, parameters, inputs, blocks_of(count));
+        loss += backward(net, work, parameters, inputs, targets + first, count, 1.0f / size, wanted,
+                         first > 0, gradient);
+    }
+    return loss / size;
+}
+
 /* Loss and gradient of `pairs` models [.][parameters], each on its batch; converted[p] and
  * targets[p] are those of pair p, sizes[p] its number of samples. */
 void parley_gradients(
@@ -979,22 +1100,31 @@ void parley_gradients(
 ) {
     Work work;
     lay_out(net, workspace, &work);
+    for (Int p = 0; p < pairs; p++)
+        losses[p] = one_gradient(net, &work, models + p * model_stride, converted[p], targets[p],
+                                 sizes[p], 1, gradients + p * gradient_stride);
+}
+
+/* The same for models[model[p]], but each gradient is added at once, while it is in the cache:
+ * weight[s][p] times it to sums[target[s][p]], for every share s. `gradient` has room for one. */
+void parley_accumulate(
+    const Net *net, Int pairs, const float *models, Int model_stride, const Int *model,
+    float *const *converted, const Int *const *targets, const Int *sizes, Int shares,
+    const Int *target, const float *weight, float *sums, Int sum_stride, float *gradient,
+    char *workspace
+) {
+    Work work;
+    lay_out(net, workspace, &work);
+    Int whole = net->parameters / LANES * LANES;
     for (Int p = 0; p < pairs; p++) {
-        const float *parameters = models + p * model_stride;
-        float *gradient = gradients + p * gradient_stride;
-        prepare(net, &work, parameters, 1);
-        clear(net, gradient);
-        if (!sizes[p]) memset(gradient, 0, sizeof(float) * net->parameters);
-        double loss = 0;
-        Int samples = net->chunk * LANES;
-        for (Int first = 0; first < sizes[p]; first += samples) {
-            Int count = smallest(samples, sizes[p] - first);
-            vec *inputs = (vec *)converted[p] + first / LANES * input_block(net);
-            forward(net, &work, parameters, inputs, blocks_of(count));
-            loss += backward(net, &work, parameters, inputs, targets[p] + first, count,
-                             1.0f / sizes[p], first > 0, gradient);
+        one_gradient(net, &work, models + model[p] * model_stride, converted[p], targets[p], sizes[p],
+                     0, gradient);
+        for (Int s = 0; s < shares; s++) {
+            float *sum = sums + target[s * pairs + p] * sum_stride, share = weight[s * pairs + p];
+            for (Int i = 0; i < whole; i += LANES)
+                *(loose *)(sum + i) += share * *(const loose *)(gradient + i);
+            for (Int i = whole; i < net->parameters; i++) sum[i] += share * gradient[i];
         }
-        losses[p] = loss / sizes[p];
     }
 }
 

@@ -341,7 +341,7 @@ def beside_paper(results: Sequence[Result], path: Path) -> Path:
             label="paper" if row == 0 else None,
         )  # fmt: skip
         for number, (name, words) in enumerate(ACCURACIES.items()):
-            colour = draw.LINES[2 + number]
+            colour = draw.LINES[number]
             axes.errorbar(
                 result.mean(name), row + 0.16 * number, xerr=result.std(name) or 0.0, fmt="o", ms=5,
                 color=colour, mfc="white" if result.mark else colour,
@@ -359,7 +359,7 @@ def beside_paper(results: Sequence[Result], path: Path) -> Path:
     axes.grid(color="#E3E7EB", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     canvas.legend(loc="outside upper center", ncols=4, frameon=False)
-    return draw._save(canvas, path)
+    return draw.save(canvas, path)
 
 
 def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path | None:
@@ -373,7 +373,7 @@ def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path |
                 continue
             words = label + (", as printed" if result.variant == "as-printed" else "")
             words += f" (reduced: {result.mark})" if result.mark else ""
-            if _line(axes, figure, result, words, draw.LINES[(2 + number) % len(draw.LINES)]):
+            if _line(axes, figure, result, words, draw.LINES[number % len(draw.LINES)]):
                 drawn += 1
     if not drawn:
         return None
@@ -385,7 +385,7 @@ def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path |
     axes.grid(color="#E3E7EB", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-    return draw._save(canvas, path)
+    return draw.save(canvas, path)
 
 
 def _line(axes: Any, figure: Figure, result: Result, label: str, colour: str) -> bool:

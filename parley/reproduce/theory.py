@@ -396,7 +396,7 @@ def slope(found: Sequence[Rate]) -> float:
 
 def picture(path: str | Path, quick: bool = False) -> Path:
     """Four panels: the empty interval, Lemma 1, the consensus error, the rate."""
-    out = draw._checked_path(path)
+    out = draw.checked_path(path)
     figure = Figure(figsize=(11, 8), layout="constrained")
     panels = figure.subplots(2, 2)
     _draw_interval(panels[0, 0])
@@ -406,7 +406,7 @@ def picture(path: str | Path, quick: bool = False) -> Path:
     for axes in panels.flat:
         axes.grid(color="#E3E7EB", linewidth=0.8)
         axes.spines[["top", "right"]].set_visible(False)
-    return draw._save(figure, out)
+    return draw.save(figure, out)
 
 
 def _draw_interval(axes: Axes) -> None:
@@ -414,7 +414,7 @@ def _draw_interval(axes: Axes) -> None:
     lower = [StepSizes.of(ring(10), 1.0, float(β)).lower for β in β_P]
     axes.plot(β_P, lower, color=draw.INK, label="η must be above")
     graphs = {"full, 10": full(10), "torus, 20": torus(20), "ring, 10": ring(10)}
-    for colour, (name, graph) in zip(draw.LINES[2:], graphs.items(), strict=False):
+    for colour, (name, graph) in zip(draw.LINES, graphs.items(), strict=False):
         upper = [StepSizes.of(graph, 1.0, float(β)).upper for β in β_P]
         axes.plot(β_P, upper, color=colour, label=f"and at most: {name}")
     axes.plot(β_P, (1 - β_P) ** 2 / 4, color=draw.EDGE, ls=":", label="(1-β)²/(4L), for any graph")
@@ -427,7 +427,7 @@ def _draw_interval(axes: Axes) -> None:
 
 def _draw_lemma_1(axes: Axes, steps: int) -> None:
     agents = (4, 6, 8, 12, 20, 32)
-    for colour, zeta in zip(draw.LINES[2:], (0.0, 1.0), strict=False):
+    for colour, zeta in zip(draw.LINES, (0.0, 1.0), strict=False):
         bound, one, mean = [], [], []
         for n in agents:
             problem = Quadratics.draw(n, heterogeneity=zeta, noise=0.5, curvature_spread=zeta / 2)
@@ -449,7 +449,7 @@ def _draw_lemma_1(axes: Axes, steps: int) -> None:
 
 def _draw_consensus(axes: Axes, steps: int) -> None:
     problem = Quadratics.draw(10, heterogeneity=1.0, noise=0.5)
-    for colour, momentum in zip(draw.LINES[2:], (0.0, 0.9), strict=False):
+    for colour, momentum in zip(draw.LINES, (0.0, 0.9), strict=False):
         found = lemmas(problem, ring(10), steps, lr=0.02, momentum=momentum).consensus
         axes.plot(found.right_K, color=colour, ls="--", label=f"β = {momentum:g}: bound")
         axes.plot(found.left_K, color=colour, label=f"β = {momentum:g}: NGC")
@@ -462,7 +462,7 @@ def _draw_consensus(axes: Axes, steps: int) -> None:
 
 def _draw_rate(axes: Axes, steps: Sequence[int]) -> None:
     found = []
-    for colour, n in zip(draw.LINES[2:], (4, 16), strict=False):
+    for colour, n in zip(draw.LINES, (4, 16), strict=False):
         mine = list(rates([n], steps))
         found += mine
         across = [r.agents * r.steps for r in mine]

@@ -1,0 +1,46 @@
+"""Central SGD: what a server that sees all gradients would do; the baseline without a graph.
+
+    x⁺ = x - η (1/n) Σ_i g^i,   the same at every agent
+
+With momentum as `momentum` and `nesterov` say. η `lr`. Axes: A agents hosted here, D flat
+parameters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from parley.algorithms.base import Algorithm, Momentum
+from parley.data import Batch
+from parley.neighbourhood import Neighbourhood
+from parley.topology import Topology
+
+
+class State(NamedTuple):
+    """One model and one momentum, the same for all."""
+
+    x_AD: Tensor
+    v_AD: Tensor
+
+
+class Central(Momentum, Algorithm):
+    """All agents' gradients are averaged in every step, as if by a server."""
+
+    name = "central"
+    title = "Central SGD"
+    needs = "row-stochastic"
+
+    def check(self, topology: Topology) -> None:
+        """Any graph will do: it is not used."""
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """Momentum starts at zero."""
+        return State(x_AD, torch.zeros_like(x_AD))
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, v_AD = state
+        g_AD = hood.mean(hood.gradient(x_AD, batch), kind="cross_gradients")
+        d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
+        return State(x_AD + d_AD, v_AD)

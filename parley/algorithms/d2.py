@@ -1,0 +1,66 @@
+"""D²: D-PSGD that takes the differences between agents' data out of its steps.
+
+Tang et al., "D²: decentralized training over decentralized data", ICML 2018.
+
+    x⁺ = W (2 x - x_old - η g + η_old g_old);   the first step is D-PSGD's
+
+With W symmetric this rests where all gradients sum to zero and all models agree, however much the
+gradients differ. It needs λ_min(W) > -1/3. An even ring sits exactly on that bound and a torus
+is beyond it, so W is made lazy, (1 - γ) I + γ W. γ `gamma`, η `lr`; η_old belongs to g_old. Axes: A
+agents hosted here, D flat parameters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from parley.algorithms.base import Algorithm
+from parley.data import Batch
+from parley.errors import BadValue
+from parley.neighbourhood import Neighbourhood
+from parley.topology import Topology
+
+
+class State(NamedTuple):
+    """Models, what the last step added to them before the averaging, and the last ηg."""
+
+    x_AD: Tensor
+    old_AD: Tensor
+    """x of the step before."""
+    s_AD: Tensor
+    """η g of the step before."""
+
+
+class D2(Algorithm):
+    """D-PSGD without the bias that unlike data give it, at the same cost."""
+
+    name = "d2"
+    title = "D²"
+    needs = "symmetric"
+    static = True
+
+    gamma: float = Field(0.5, gt=0, le=1)
+    """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
+    weight_decay: float = Field(0.0, ge=0)
+    """λ: adds λx to the gradient."""
+
+    def check(self, topology: Topology) -> None:
+        """Also refuses a γ at which the smallest eigenvalue is not above -1/3."""
+        super().check(topology)
+        most = (4 / 3) / (1 - topology.lambda_min) if topology.lambda_min < 1 else float("inf")
+        if self.gamma >= most - 1e-9:
+            least = 1 - self.gamma * (1 - topology.lambda_min)
+            because = f"d2 needs (1 - γ) I + γ W to have eigenvalues above -1/3, here {least:.4g}"
+            raise BadValue("gamma", self.gamma, f"below {most:.4g} on {topology.name}", because)
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """As if the agents had rested before, with no gradient: the first step is then plain."""
+        return State(x_AD, x_AD, torch.zeros_like(x_AD))
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, old_AD, s_old_AD = state
+        s_AD = lr * (hood.gradient(x_AD, batch) + self.weight_decay * x_AD)
+        return State(hood.mix(2 * x_AD - old_AD - s_AD + s_old_AD, self.gamma), x_AD, s_AD)

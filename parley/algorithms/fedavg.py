@@ -1,0 +1,54 @@
+"""FedAvg: local steps, then an average by a server.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+AISTATS 2017, with all agents in every round and equal weights.
+
+    τ times: x^i ← x^i - η g^i;   then x⁺ = (1/n) Σ_i x^i at every agent
+
+τ `local_steps`, η `lr`. Axes: A agents hosted here, D flat parameters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from parley.algorithms.base import Algorithm, Momentum
+from parley.data import Batch
+from parley.neighbourhood import Neighbourhood
+from parley.topology import Topology
+
+
+class State(NamedTuple):
+    """Models and momentum."""
+
+    x_AD: Tensor
+    v_AD: Tensor
+
+
+class FedAvg(Momentum, Algorithm):
+    """Local steps on the own data, then a server averages all models."""
+
+    name = "fedavg"
+    title = "FedAvg"
+    needs = "row-stochastic"
+
+    local_steps: int = Field(5, ge=1)
+    """τ, the steps from one averaging to the next."""
+
+    def check(self, topology: Topology) -> None:
+        """Any graph will do: it is not used."""
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """Momentum starts at zero."""
+        return State(x_AD, torch.zeros_like(x_AD))
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One local step, and the averaging if it is due."""
+        x_AD, v_AD = state
+        d_AD, v_AD = self.descend(hood.gradient(x_AD, batch), x_AD, v_AD, lr)
+        x_AD = x_AD + d_AD
+        if (batch.step + 1) % self.local_steps == 0:
+            x_AD = hood.mean(x_AD)
+        return State(x_AD, v_AD)

@@ -1,0 +1,66 @@
+"""GUT: global update tracking.
+
+Aketi, Hashemi, Roy, "Global update tracking: a decentralized learning algorithm for heterogeneous
+data", NeurIPS 2023. The whole update of an agent, averaging included, is tracked, and the
+neighbours' last updates are read off their models, so nothing but models is sent:
+
+    δ = g - (γ / η) Σ_j (w_ij - I_ij) x^j
+    y = δ - (μ / η_old) [Σ_j w_ij (x^j - x_old^j) + b Σ_j (w_ij - I_ij) x_old^j] - μ δ_old
+    x⁺ = x - η (momentum of y);   b = 1 + β, and + β² with Nesterov momentum
+
+β `momentum`, μ `mu`, η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from parley.algorithms.base import MomentumSGD
+from parley.data import Batch
+from parley.neighbourhood import Neighbourhood
+
+
+class State(NamedTuple):
+    """Models, momentum, and the step before."""
+
+    x_AD: Tensor
+    v_AD: Tensor
+    δ_AD: Tensor
+    """δ of the step before."""
+    old_AD: Tensor
+    """x of the step before."""
+    heard_AD: Tensor
+    """Σ_j w_ij x^j of the step before."""
+    lr_A: Tensor
+    """η of the step before."""
+
+
+class GUT(MomentumSGD):
+    """Tracks the mean of all agents' updates, at the cost of D-PSGD."""
+
+    name = "gut"
+    title = "GUT"
+    static = True
+
+    mu: float = Field(0.1, ge=0, lt=1)
+    """μ, the weight of what is tracked."""
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """As if all had rested before: everyone starts from the same model."""
+        zeros_AD, ones_A = torch.zeros_like(x_AD), x_AD.new_ones(len(x_AD))
+        return State(x_AD, zeros_AD, zeros_AD, x_AD, x_AD, ones_A)
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, v_AD, δ_old_AD, old_AD, heard_old_AD, lr_A = state
+        heard_AD = hood.average(x_AD, hood.exchange(x_AD))
+        gossip_AD = self.gamma * (heard_AD - x_AD)
+        at_AD = x_AD + gossip_AD if self.gradient_at == "mixed" else x_AD
+        δ_AD = hood.gradient(at_AD, batch) - gossip_AD / lr
+        b = 1 + self.momentum + self.momentum**2 * self.nesterov
+        moved_AD = heard_AD - heard_old_AD + b * (heard_old_AD - old_AD)
+        y_AD = δ_AD - self.mu * (moved_AD / lr_A[:, None] + δ_old_AD)
+        d_AD, v_AD = self.descend(y_AD, at_AD, v_AD, lr)
+        return State(x_AD + d_AD, v_AD, δ_AD, x_AD, heard_AD, torch.full_like(lr_A, lr))

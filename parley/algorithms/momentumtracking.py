@@ -1,0 +1,54 @@
+"""Momentum tracking: gradient tracking of momentum.
+
+Takezawa et al., "Momentum tracking: momentum acceleration for decentralized deep learning on
+heterogeneous data", TMLR 2023.
+
+    u = β u + g;   x⁺ = W x - η (u - c);   c⁺ = W (c - u) + u
+
+c is how far an agent's momentum is from the mean of all; it starts at zero. β `momentum`, η `lr`,
+γ `gamma`. Axes: A agents hosted here, D flat parameters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from parley.algorithms.base import Algorithm
+from parley.data import Batch
+from parley.neighbourhood import Neighbourhood
+
+
+class State(NamedTuple):
+    """Models, momentum, and its correction."""
+
+    x_AD: Tensor
+    u_AD: Tensor
+    c_AD: Tensor
+
+
+class MomentumTracking(Algorithm):
+    """Steps along momentum corrected to the mean of all agents', sent beside the models."""
+
+    name = "momentum-tracking"
+    title = "Momentum tracking"
+
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """β, the momentum coefficient."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    weight_decay: float = Field(0.0, ge=0)
+    """λ: adds λx to the gradient."""
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """Momentum and correction start at zero."""
+        return State(x_AD, torch.zeros_like(x_AD), torch.zeros_like(x_AD))
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, u_AD, c_AD = state
+        u_AD = self.momentum * u_AD + hood.gradient(x_AD, batch) + self.weight_decay * x_AD
+        x_AD = hood.mix(x_AD, self.gamma) - lr * (u_AD - c_AD)
+        c_AD = hood.mix(c_AD - u_AD, self.gamma, kind="cross_gradients") + u_AD
+        return State(x_AD, u_AD, c_AD)

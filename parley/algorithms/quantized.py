@@ -1,0 +1,22 @@
+"""Low-precision messages: D-PSGD whose models are rounded before they are sent.
+
+Aketi, Kodge, Roy, "Low precision decentralized distributed training over IID and non-IID data",
+2021, for the messages; with the unbiased rounding of Alistarh et al., "QSGD", NeurIPS 2017.
+
+    x′ = x - η g;   x⁺ = x′ + γ Σ_j (w_ij - I_ij) C(x′^j)
+
+An agent counts for its own value what it has sent, so the mean over agents is kept. C `codec`,
+η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
+"""
+
+from parley.algorithms.composed import SGD, CodecSpec, Composed, Gossip, Own
+
+
+class Quantized(Gossip, SGD, Own, Composed):
+    """D-PSGD with messages of 8 bits an entry, or what `codec` says."""
+
+    name = "quantized"
+    title = "Quantized D-PSGD"
+
+    codec: CodecSpec = "qsgd:8"
+    """C, how models are written on the wire."""

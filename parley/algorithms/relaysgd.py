@@ -1,0 +1,84 @@
+"""RelaySGD: sums that are passed on along a tree.
+
+Vogels et al., "RelaySum for decentralized deep learning on heterogeneous data", NeurIPS 2021. What
+an agent hears from one neighbour it passes on to the others, so that it has the sum over all
+agents, the distant ones a little late:
+
+    x^i ← x^i + d;   m(i → j) = x^i + Σ_{k ≠ j} m_old(k → i);   x⁺ = (x^i + Σ_k m(k → i)) / n
+
+All agents start from the same model, so what would have been passed on before is known: m(k → i)
+starts as that model times the number of agents behind k. η `lr` in d. Axes: A agents hosted here,
+I their incoming and O their outgoing edges, D flat parameters.
+"""
+
+from typing import NamedTuple
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from parley.algorithms.base import Algorithm, Momentum
+from parley.data import Batch
+from parley.errors import BadValue
+from parley.neighbourhood import Neighbourhood
+from parley.topology import Topology
+
+
+class State(NamedTuple):
+    """Models, momentum, and what was last heard."""
+
+    x_AD: Tensor
+    v_AD: Tensor
+    m_OD: Tensor
+    """At i -> j: m(j → i), the answer to what went along that edge."""
+
+
+class RelaySGD(Momentum, Algorithm):
+    """Passes sums of models on along a tree: an exact average over all, only a little late."""
+
+    name = "relaysgd"
+    title = "RelaySGD"
+    needs = "row-stochastic"
+
+    def check(self, topology: Topology) -> None:
+        """Refuses what is not a tree; weights are not used."""
+        if topology.phases or topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
+            raise BadValue(
+                "topology", topology.name, "a tree: chain, star, tree", "relaysgd needs one"
+            )
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+        """As if the common start had been passed on for ever."""
+        behind_O = behind(hood.transport.topology)
+        edges = hood.transport.topology.edges
+        count_O1 = x_AD.new_tensor(
+            [[behind_O[edges[e]]] for r in hood.transport.outgoing_of for e in r]
+        ).reshape(-1, 1)
+        return State(x_AD, torch.zeros_like(x_AD), count_O1 * x_AD[hood.sender_O])
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+        """One iteration."""
+        x_AD, v_AD, m_OD = state
+        d_AD, v_AD = self.descend(hood.gradient(x_AD, batch), x_AD, v_AD, lr)
+        x_AD = x_AD + d_AD
+        sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
+        m_ID = sum_AD[hood.receiver_I] - m_OD[hood.opposite_I]
+        m_OD = hood.send_back(hood.stored(m_ID), kind="models")
+        sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
+        return State(sum_AD / hood.transport.topology.agents, v_AD, m_OD)
+
+
+def behind(topology: Topology) -> dict[tuple[int, int], int]:
+    """For each edge i -> j of a tree the agents on j's side of it.
+
+    >>> from parley.topology import chain
+    >>> behind(chain(4))[1, 2], behind(chain(4))[2, 1]
+    (2, 2)
+    """
+    tree = nx.Graph(topology.graph)
+    found = {}
+    for i, j in topology.edges:
+        tree.remove_edge(i, j)
+        found[i, j] = len(nx.node_connected_component(tree, j))
+        tree.add_edge(i, j)
+    return found

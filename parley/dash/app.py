@@ -1,0 +1,275 @@
+"""The web application: who may ask, what is answered, and what is pushed as it happens.
+
+Everything is read-only. ``/api/events`` is a stream of server-sent events: the list of runs, then
+what changes in it, and what is new about the runs that a page watches.
+"""
+
+import asyncio
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from parley.dash.runs import NotThere, Refused, Row, Runs
+from parley.dash.tail import Cursor
+
+MOST_WATCHED = 12
+"""Runs that one page can follow at a time."""
+EVERY = 1.0
+"""Seconds from one look at the files to the next, for a page that watches."""
+QUIET = 15.0
+"""Seconds after which a stream says that it is still there."""
+
+STATIC = {
+    "charts.js": "text/javascript",
+    "dash.js": "text/javascript",
+    "base.css": "text/css",
+    "dash.css": "text/css",
+    "THIRD-PARTY-LICENSES.txt": "text/plain",
+}
+HEADERS = {
+    # Charts set sizes and colours on their elements: styles, never scripts.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Lets in who may look, and nobody else.
+
+    A page of another site can make a browser ask this address under a name of its own (DNS
+    rebinding), so the name that was asked for must be one of this machine's. Where other machines
+    can ask, a token is needed too: once in the address, then in a cookie.
+    """
+
+    def __init__(self, app: ASGIApp, names: frozenset[str] | None, token: str | None) -> None:
+        self.app = app
+        self.names = names
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            return
+        refusal = self._refusal(HTTPConnection(scope))
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await (refusal or self.app)(scope, receive, with_headers)
+
+    def _refusal(self, asked: HTTPConnection) -> Response | None:
+        if not self._is_ours(asked.headers):
+            words = "This name is not one of this machine's; use the address that was printed."
+            return PlainTextResponse(words, 421)
+        if self.token is None:
+            return None
+        cookie = f"parley-{(asked.scope.get('server') or ('', 0))[1]}"
+        if self._is_token(asked.query_params.get("token", "")):
+            welcome = RedirectResponse("/", 303)
+            welcome.set_cookie(cookie, self.token, httponly=True, samesite="strict")
+            return welcome
+        if self._is_token(asked.cookies.get(cookie, "")):
+            return None
+        words = "A token is needed: open the whole address that parley dash printed."
+        return PlainTextResponse(words, 403)
+
+    def _is_token(self, given: str) -> bool:
+        # In constant time, so that it cannot be guessed letter by letter.
+        return secrets.compare_digest(given.encode(), (self.token or "").encode())
+
+    def _is_ours(self, headers: Headers) -> bool:
+        name = _host_name(headers.get("host", ""))
+        if self.names is not None:
+            return name in self.names
+        return _is_address(name) or name in own_names()
+
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+"""What a browser on this machine calls it."""
+
+
+def own_names() -> frozenset[str]:
+    """What others call this machine."""
+    name = socket.gethostname().lower()
+    return LOOPBACK | {name, f"{name}.local", socket.getfqdn().lower()}
+
+
+def _host_name(header: str) -> str:
+    """The name in a Host header, without its port.
+
+    >>> _host_name("localhost:8000"), _host_name("[::1]:8000"), _host_name("Example.com")
+    ('localhost', '::1', 'example.com')
+    """
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _is_address(name: str) -> bool:
+    """Numbers cannot be rebound."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _answering(endpoint: Endpoint) -> Endpoint:
+    """Refusals in words."""
+
+    async def wrapped(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Refused as error:
+            return JSONResponse({"error": str(error)}, 403)
+        except NotThere as error:
+            return JSONResponse({"error": str(error)}, 404)
+
+    return wrapped
+
+
+def build(
+    runs: Runs,
+    names: frozenset[str] | None = LOOPBACK,
+    token: str | None = None,
+    closing: Callable[[], bool] = lambda: False,
+) -> ASGIApp:
+    """The application for these runs.
+
+    `names` are those under which it may be asked (None: any address or name of this machine);
+    `closing` tells streams that the server wants to end.
+    """
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(files("parley.dash").joinpath("page.html").read_text("utf-8"))
+
+    async def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return PlainTextResponse("not there", 404)
+        return Response(files("parley.web").joinpath(name).read_bytes(), media_type=STATIC[name])
+
+    async def listing(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(runs.listing))
+
+    async def about(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(runs.about, _run(request)))
+
+    async def series(request: Request) -> Response:
+        told = Cursor.parse(request.query_params.get("cursor", ""))
+        return JSONResponse(await run_in_threadpool(runs.news, _run(request), told))
+
+    async def events(request: Request) -> Response:
+        watched = list(dict.fromkeys(request.query_params.getlist("watch")))[:MOST_WATCHED]
+        for run in watched:  # refused before the stream begins
+            try:
+                runs.folder(run)
+            except NotThere:
+                continue  # it may come back
+        stream = Stream(runs, watched)
+        return StreamingResponse(stream.messages(closing), media_type="text/event-stream")
+
+    routes = {"/api/runs": listing, "/api/run": about, "/api/series": series, "/api/events": events}
+    app = Starlette(
+        routes=[
+            Route("/", page),
+            Route("/static/{name}", static),
+            *(Route(path, _answering(endpoint)) for path, endpoint in routes.items()),
+        ]
+    )
+    return Guard(app, names, token)
+
+
+def _run(request: Request) -> str:
+    return request.query_params.get("run", "")
+
+
+class Stream:
+    """What one page is told, one message after the other, each thing once."""
+
+    def __init__(self, runs: Runs, watched: list[str]) -> None:
+        self.runs = runs
+        self._about: dict[str, dict[str, Any] | None] = dict.fromkeys(watched)
+        self._told = dict.fromkeys(watched, Cursor())
+        self._said: dict[str, str] = {}
+        """The last words about each run's records, and what was said of the rows."""
+        self._rows: dict[str, Row] | None = None
+
+    async def messages(self, closing: Callable[[], bool]) -> AsyncIterator[str]:
+        """Until the page is closed or the server ends."""
+        yield "retry: 1000\n\n"
+        silent = 0.0
+        while not closing():
+            news, more = await run_in_threadpool(self.look)
+            for kind, data in news:
+                yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+            silent = 0.0 if news else silent + EVERY
+            if silent >= QUIET:
+                silent = 0.0
+                yield ": still here\n\n"
+            pause = 0.05 if more else EVERY
+            while pause > 0 and not closing():
+                await asyncio.sleep(min(pause, 0.2))
+                pause -= 0.2
+
+    def look(self) -> tuple[list[tuple[str, Any]], bool]:
+        """What is new, and whether there is more to read at once."""
+        news: list[tuple[str, Any]] = []
+        listed = self.runs.listing()
+        rows = {row["id"]: row for row in listed["runs"]}
+        if self._rows is None:
+            news.append(("runs", listed))
+        else:
+            changed = [row for key, row in rows.items() if self._rows.get(key) != row]
+            gone = [key for key in self._rows if key not in rows]
+            about = {k: listed[k] for k in ("root", "there", "note")}
+            if changed or gone or self._said.get("") != json.dumps(about):
+                news.append(("changes", {**about, "changed": changed, "gone": gone}))
+        self._said[""] = json.dumps({k: listed[k] for k in ("root", "there", "note")})
+        self._rows = rows
+        more = False
+        for run in self._told:
+            try:
+                about = self.runs.about(run)
+                found = self.runs.news(run, self._told[run])
+            except (NotThere, Refused):
+                continue
+            if about is not self._about[run]:
+                self._about[run] = about
+                news.append(("about", about))
+            self._told[run] = Cursor.parse(found["cursor"])
+            state = {k: found[k] for k in ("cursor", "records", "damaged", "read", "size")}
+            if self._said.get(run) != json.dumps(state):
+                self._said[run] = json.dumps(state)
+                news.append(("series", found))
+            more = more or found["behind"]
+        return news, more

@@ -1,0 +1,302 @@
+"""Which runs are there below a folder, and how each is doing: told from their files alone.
+
+| state    | how it is told |
+|----------|----------------|
+| finished | summary.json is there |
+| running  | some process holds the folder's lock; where locks cannot be seen, its files are new |
+| stopped  | status.json says that it was stopped (Ctrl-C) |
+| failed   | status.json says that it failed, and why |
+| died     | status.json says "running", and nobody holds the lock |
+
+Runs of versions without status.json that are not finished count as running while their files are
+new, and as stopped afterwards.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from parley.dash.graph import graph
+from parley.dash.tail import Cursor, Tail
+from parley.errors import ParleyError
+from parley.experiment import Experiment
+from parley.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
+from parley.status import STATUS, is_held
+
+SILENCE = 120.0
+"""Seconds without a sign of life after which a run that cannot be looked at directly is over."""
+SCAN_EVERY = 1.0
+"""Seconds from one look at the folder to the next, however many are watching."""
+REST = 4.0
+"""After a slow look the disk is left alone for so many times as long."""
+DEPTH = 8
+MOST_FOLDERS = 20_000
+"""Folders that are looked into; somebody may have named the root of a disk."""
+LARGEST = 4 << 20
+"""Bytes of the largest small file (all but the records) that is read."""
+END = 64 << 10
+"""Bytes at the end of the records in which the last one is looked for, at first."""
+TAILS = 256
+"""Runs whose records are kept in mind."""
+
+Row = dict[str, Any]
+
+
+class Refused(ParleyError):
+    """A request for something that is not below the runs folder."""
+
+
+class NotThere(ParleyError):
+    """A request for a run that is not, or not any more."""
+
+
+class Runs:
+    """The runs below one folder, which may appear later."""
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self.root = root
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tails: dict[str, Tail] = {}
+        self._rows: dict[str, tuple[object, Row]] = {}
+        self._abouts: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._listed: dict[str, Any] = {}
+        self._scanned = -float("inf")
+
+    def listing(self) -> dict[str, Any]:
+        """All runs, the newest first; looked up at most once in `SCAN_EVERY` seconds."""
+        with self._lock:
+            started = time.monotonic()
+            if started - self._scanned >= SCAN_EVERY:
+                self._listed = self._scan()
+                now = time.monotonic()
+                self._scanned = now + REST * (now - started)
+            return self._listed
+
+    def _scan(self) -> dict[str, Any]:
+        found, whole = [], True
+        for number, path in enumerate(_folders(self.root)):
+            if number >= MOST_FOLDERS:
+                whole = False
+                break
+            if path is not None:
+                found.append(path)
+        rows = [self._row(path) for path in found]
+        known = {row["id"] for row in rows}
+        self._rows = {key: value for key, value in self._rows.items() if key in known}
+        self._abouts = {key: value for key, value in self._abouts.items() if key in known}
+        rows.sort(key=lambda row: (-row["began"], row["id"]))
+        note = "" if whole else f"only the first {MOST_FOLDERS:,} folders are looked into"
+        return {
+            "root": str(self.root),
+            "there": self.root.is_dir(),
+            "note": note,
+            "runs": rows,
+        }
+
+    def _row(self, path: Path) -> Row:
+        run = _id(self.root, path)
+        names = (EXPERIMENT, RECORDS, SUMMARY, STATUS)
+        signs = tuple(_sign(path / name) for name in names)
+        known = self._rows.get(run)
+        if known is None or known[0] != signs:
+            row = _about(path, run) | {"last": _last(path / RECORDS)}
+            self._rows[run] = (signs, row)
+        else:
+            row = known[1]
+        newest = max((sign[1] for sign in signs if sign), default=0.0)
+        return row | _state(path, row, newest, self._clock())
+
+    def folder(self, run: str) -> Path:
+        """The folder of a run of that name; nothing outside the root, not by a link either."""
+        parts = PurePosixPath(run).parts
+        if not run or "\0" in run or run.startswith("/") or ".." in parts or "\\" in run:
+            raise Refused(f"run: {run!r} is not below the runs folder")
+        root = self.root.resolve()
+        path = root.joinpath(*parts)
+        if path.resolve() != path:
+            raise Refused(f"run: {run!r} is not below the runs folder")
+        if not _is_run(path):
+            raise NotThere(f"run: {run!r} is not there")
+        return path
+
+    def about(self, run: str) -> dict[str, Any]:
+        """Everything about one run that does not change with every record."""
+        path = self.folder(run)
+        signs = tuple(_sign(path / name) for name in (EXPERIMENT, ENVIRONMENT, AGENTS))
+        with self._lock:
+            known = self._abouts.get(run)
+            if known is None or known[0] != signs:
+                options = _options(path) or {}
+                found = {
+                    "id": run,
+                    "options": options,
+                    "environment": _json(path / ENVIRONMENT) or {},
+                    "graph": graph(options, _json(path / AGENTS)),
+                }
+                known = self._abouts[run] = (signs, found)
+            return known[1]
+
+    def news(self, run: str, told: Cursor) -> dict[str, Any]:
+        """What is new in the records of a run for somebody who was told so much."""
+        path = self.folder(run)
+        with self._lock:
+            tail = self._tails.pop(run, None) or Tail(path / RECORDS)
+            self._tails[run] = tail  # the last used stands last
+            while len(self._tails) > TAILS:
+                del self._tails[next(iter(self._tails))]
+        with tail.lock:
+            tail.read()
+            return {"id": run, **tail.news(told)}
+
+
+def _folders(root: Path) -> Iterator[Path | None]:
+    """Every run below the root, and None for every other folder on the way."""
+    below = [(root, 0)]
+    while below:
+        path, depth = below.pop()
+        if _is_run(path):
+            yield path
+            continue  # what is inside is the run's own
+        yield None
+        if depth == DEPTH:
+            continue
+        with suppress(OSError), os.scandir(path) as entries:
+            inner = [
+                entry.name
+                for entry in entries
+                if not entry.name.startswith((".", "__pycache__", "node_modules"))
+                and entry.is_dir(follow_symlinks=False)
+            ]
+            below += [(path / name, depth + 1) for name in sorted(inner, reverse=True)]
+
+
+def _is_run(path: Path) -> bool:
+    return (path / EXPERIMENT).is_file()
+
+
+def _id(root: Path, path: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _sign(path: Path) -> tuple[int, float, int] | None:
+    """By which a change of the file is seen."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime, about.st_size
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(LARGEST)
+    except OSError:
+        return None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(_read(path) or b"")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _options(path: Path) -> dict[str, Any] | None:
+    """The fields of the experiment, also of one that this version does not know."""
+    try:
+        return tomllib.loads((_read(path / EXPERIMENT) or b"").decode())
+    except ValueError:
+        return None
+
+
+def _about(path: Path, run: str) -> Row:
+    """What a run is; it changes only with its files."""
+    options = _options(path)
+    label, note = path.name, ""
+    try:
+        label = Experiment.of(**options).algorithm.label if options else label
+    except ParleyError:
+        algorithm = (options or {}).get("algorithm", {})
+        label = str(algorithm.get("name", label) if isinstance(algorithm, dict) else algorithm)
+        note = "its experiment is not understood by this version"
+    if options is None:
+        note = f"{EXPERIMENT} is damaged"
+    shown = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
+    sign = _sign(path / EXPERIMENT)
+    where = PurePosixPath(run)
+    return {
+        "id": run,
+        "name": "/".join(where.parts[1:]) or where.name or path.resolve().name,
+        "group": where.parts[0] if len(where.parts) > 1 else "",
+        "label": label,
+        **{name: (options or {}).get(name) for name in shown},
+        "began": sign[1] if sign else 0.0,
+        "note": note,
+        "complete": _json(path / SUMMARY) is not None,
+        "status": _json(path / STATUS),
+    }
+
+
+def _last(path: Path) -> dict[str, Any]:
+    """The numbers of the newest whole record, found from the end of the file."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            size, span = os.fstat(descriptor).st_size, END
+            while size:
+                file.seek(max(0, size - span))
+                lines = file.read(span).split(b"\n")[:-1]
+                for line in reversed(lines if span >= size else lines[1:]):
+                    with suppress(ValueError):
+                        record = json.loads(line)
+                        if isinstance(record, dict) and "epoch" in record:
+                            return {k: v for k, v in record.items() if isinstance(v, (int, float))}
+                if span >= min(size, LARGEST):
+                    break
+                span *= 8
+    return {}
+
+
+def _state(path: Path, row: Row, newest: float, now: float) -> Row:
+    """How a run is doing at this moment."""
+    status, last = row["status"] or {}, row["last"]
+    epochs = row["epochs"] if isinstance(row["epochs"], int) else 0
+    epoch = last.get("epoch", 0)
+    done = min(1.0, epoch / epochs) if epochs else 0.0
+    step, steps, said = (status.get(name) for name in ("step", "steps", "state"))
+    if isinstance(step, int) and isinstance(steps, int) and steps > 0:
+        done = min(1.0, max(done, step / steps))
+    if row["complete"]:
+        return {"state": "finished", "done": 1.0, "left": 0.0, "why": "", "at": newest}
+    if status.get("locked") and status.get("host") == socket.gethostname():
+        alive = is_held(path)
+    else:
+        alive = is_held(path) or (said in (None, "running") and now - newest < SILENCE)
+    state = "running" if alive else {"stopped": "stopped", "failed": "failed"}.get(str(said), "")
+    why = "" if alive else str(status.get("why", ""))
+    if not state and said == "running":
+        state, why = "died", "the process ended without a word"
+    left = _left(status, now) if alive else None
+    return {"state": state or "stopped", "done": done, "left": left, "why": why, "at": newest}
+
+
+def _left(status: dict[str, Any], now: float) -> float | None:
+    """Seconds to the end at the mean rate of this process, evaluations included."""
+    try:
+        made = status["step"] - status["began_step"]
+        rate = made / (status["at"] - status["began"])
+        left = (status["steps"] - status["step"]) / rate - (now - status["at"])
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+    return max(0.0, round(float(left)))

@@ -1,0 +1,1 @@
+"""From run folders to something worth sending: records, charts, pictures, one page."""

@@ -1,0 +1,806 @@
+// The live page: follows /api/events, shows the runs that are chosen, one alone or several side by
+// side. What is chosen stands in the address (#run=...&run=...), so that it survives a reload.
+const { parley } = window;
+const MOST = 12; // as many as the server follows for one page
+const STATES = ["running", "finished", "stopped", "failed", "died"];
+const CURVES = [
+  {
+    key: "accuracy", title: "Test accuracy", y: { name: "%", unit: "%" }, factor: 100,
+    fields: {
+      accuracy_mean_model: "averaged model", accuracy_own: "own models, mean",
+      accuracy_after_gossip: "after gossip", accuracy_own_min: "worst agent", accuracy_own_max: "best agent",
+    },
+  },
+  { key: "loss", title: "Loss", y: { name: "" }, fields: { loss: "test, averaged model", loss_train: "training, own models" } },
+  { key: "distance", title: "Distance between agents", y: { name: "", log: true }, fields: { consensus_distance: "consensus distance" } },
+  { key: "bytes", title: "Sent by each agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, fields: { bytes_models: "models", bytes_cross_gradients: "cross-gradients" } },
+  { key: "bias", title: "Norms of the bias terms", y: { name: "", log: true }, fields: { epsilon_norm: "ε, model variance", omega_norm: "ω, data variance" } },
+];
+// Side by side there is one chart for each of these, and one line for each run.
+const COMPARED = [
+  { title: "Accuracy, averaged model", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_mean_model" },
+  { title: "Accuracy, own models (mean)", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_own" },
+  { title: "Accuracy after gossip", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_after_gossip" },
+  { title: "Test loss, averaged model", y: { name: "" }, field: "loss" },
+  { title: "Distance between agents", y: { name: "", log: true }, field: "consensus_distance" },
+  { title: "Sent by each agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, field: "bytes" },
+  { title: "ε, model variance", y: { name: "", log: true }, field: "epsilon_norm" },
+  { title: "ω, data variance", y: { name: "", log: true }, field: "omega_norm" },
+];
+const AXES = {
+  epoch: { name: "epoch", of: (run) => run.x },
+  megabytes: { name: "MB sent by each agent", of: (run) => column(run, "bytes")?.map((b) => b / 1e6) },
+  seconds: { name: "seconds of training", of: (run) => run.fields.seconds },
+};
+
+const $ = (id) => document.getElementById(id);
+const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+const rows = new Map(); // id -> what the list says of a run
+const runs = new Map(); // id -> what is known of a run that is shown
+let about = { root: "", there: true, note: "" };
+let order = [];
+let chosen = fromAddress();
+let only = new Set();
+let axis = "epoch";
+let source = null;
+let view = null;
+let heard = 0;
+
+function fromAddress() {
+  return [...new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"))].slice(0, MOST);
+}
+
+function make(tag, properties = {}, ...children) {
+  const { dataset, ...rest } = properties;
+  const element = Object.assign(document.createElement(tag), rest);
+  Object.assign(element.dataset, dataset);
+  element.append(...children);
+  return element;
+}
+
+const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "–");
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds < 60) return `${Math.ceil(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+// ---- the connection
+
+function connect() {
+  source?.close();
+  const query = new URLSearchParams(chosen.map((id) => ["watch", id]));
+  source = new EventSource(`/api/events?${query}`);
+  // A stream begins with everything, whatever an earlier one has told.
+  const listen = (kind, act) =>
+    source.addEventListener(kind, ({ data }) => {
+      heard = Date.now();
+      $("link").textContent = "live";
+      act(JSON.parse(data));
+    });
+  listen("runs", (told) => {
+    rows.clear();
+    told.runs.forEach((row) => rows.set(row.id, { ...row, heard: Date.now() }));
+    about = told;
+    listed();
+  });
+  listen("changes", (told) => {
+    told.gone.forEach((id) => rows.delete(id));
+    told.changed.forEach((row) => rows.set(row.id, { ...row, heard: Date.now() }));
+    about = told;
+    listed();
+  });
+  listen("about", (told) => {
+    Object.assign(known(told.id), { about: told });
+    show();
+  });
+  listen("series", (told) => {
+    take(known(told.id), told);
+    show();
+  });
+  source.onerror = () => {
+    $("link").textContent = "connection lost, trying again …";
+  };
+}
+
+function known(id) {
+  if (!runs.has(id)) runs.set(id, { id, x: [], fields: {}, frames: [], latest: null, records: 0 });
+  return runs.get(id);
+}
+
+/** Puts what is new behind what is known. */
+function take(run, told) {
+  const points = told.stride === 1 ? 1 : 2;
+  const kept = told.from * points;
+  run.x = [...run.x.slice(0, kept), ...told.x];
+  const fields = {};
+  for (const [name, values] of Object.entries(told.fields)) {
+    fields[name] = [...(run.fields[name] ?? []).slice(0, kept), ...values];
+  }
+  run.fields = fields;
+  run.frames = [...run.frames.slice(0, told.frames.from), ...told.frames.new];
+  run.latest = told.frames.latest;
+  for (const name of ["records", "stride", "damaged", "damaged_lines", "read", "size", "behind"]) run[name] = told[name];
+}
+
+// ---- the list
+
+function listed() {
+  order = [...rows.values()];
+  order.sort((a, b) => b.began - a.began || (a.id < b.id ? -1 : 1));
+  $("root").textContent = about.root;
+  document.title = `Parley: ${about.root}`;
+  if (!chosen.length && order.length) {
+    // Nothing was chosen yet: what is going on, else the newest.
+    choose([(order.find((row) => row.state === "running") ?? order[0]).id], true);
+  }
+  drawList();
+  show();
+}
+
+function matches(row, words) {
+  const fields = ["data", "model", "agents", "topology", "partition", "seed", "epochs"];
+  const text = [row.id, row.label, row.state, ...fields.map((f) => `${f}:${row[f]} ${row[f]}`)].join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+function drawList() {
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = order.filter((row) => matches(row, words));
+  drawStates(found);
+  const shown = found.filter((row) => !only.size || only.has(row.state));
+  const going = order.filter((row) => row.state === "running").length;
+  const some = shown.length === order.length ? plural(order.length, "run") : `${shown.length} of ${plural(order.length, "run")}`;
+  setText($("count"), `${some}${going ? `, ${going} running` : ""}`);
+  const groups = new Map();
+  shown.forEach((row) => groups.set(row.group, [...(groups.get(row.group) ?? []), row]));
+  const list = $("list");
+  keyed(list, [...groups], ([name]) => `group ${name}`, makeGroup, drawGroup);
+  if (!order.length) {
+    list.replaceChildren(
+      make("p", { className: "faint" }, about.there ? "No runs here yet." : `${about.root} is not there yet.`),
+      make("p", { className: "faint" }, "Start one, and it appears: ", make("code", {}, "parley train")),
+    );
+  } else if (!shown.length) {
+    list.replaceChildren(make("p", { className: "faint" }, "No run matches."));
+  }
+}
+
+function drawStates(found) {
+  const there = STATES.filter((state) => order.some((row) => row.state === state) || only.has(state));
+  keyed(
+    $("states"), there, (state) => state,
+    (state) => {
+      const button = make("button", { type: "button" });
+      button.addEventListener("click", () => {
+        if (!only.delete(state)) only.add(state);
+        drawList();
+      });
+      return button;
+    },
+    (button, state) => {
+      button.setAttribute("aria-pressed", String(only.has(state)));
+      setText(button, `${state} ${found.filter((row) => row.state === state).length}`);
+    },
+  );
+}
+
+/** Makes, updates and orders children by key, so that focus stays where it is. */
+function keyed(parent, items, key, create, update) {
+  const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const wanted = items.map((item) => {
+    const child = present.get(key(item)) ?? create(item);
+    child.dataset.key = key(item);
+    update(child, item);
+    return child;
+  });
+  const same = wanted.length === parent.children.length && wanted.every((child, k) => child === parent.children[k]);
+  if (!same) {
+    const held = document.activeElement;
+    parent.replaceChildren(...wanted);
+    if (held !== document.activeElement && parent.contains(held)) held.focus();
+  }
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function makeGroup([name]) {
+  const section = make("section", {}, make("ul"));
+  if (name) {
+    const button = make("button", { type: "button" }, "Compare");
+    button.setAttribute("aria-label", `Compare the runs of ${name}`);
+    button.addEventListener("click", () => choose(representatives(name)));
+    section.prepend(make("div", { className: "group" }, make("h2", {}, name), button));
+  }
+  return section;
+}
+
+/** The runs of a folder to put side by side: of every kind the lowest seed, then the next. */
+function representatives(group) {
+  const members = order.filter((row) => row.group === group);
+  const earlier = (row) => members.filter((other) => other.label === row.label && (other.seed ?? 0) < (row.seed ?? 0)).length;
+  const kinds = new Set(members.map((row) => row.label)).size;
+  const sorted = members.map((row) => [earlier(row), row]).sort((a, b) => a[0] - b[0]);
+  const wanted = kinds > 1 ? sorted.filter(([place]) => place === 0) : sorted;
+  return wanted.slice(0, MOST).map(([, row]) => row.id);
+}
+
+function drawGroup(section, [name, members]) {
+  if (name) section.querySelector(".group button").hidden = members.length < 2;
+  keyed(section.querySelector("ul"), members, (row) => row.id, makeRun, drawRun);
+}
+
+function makeRun(row) {
+  const tick = make("input", { type: "checkbox" });
+  tick.setAttribute("aria-label", `${row.id} beside the others`);
+  tick.addEventListener("change", () => {
+    const wanted = tick.checked ? [...chosen, row.id] : chosen.filter((id) => id !== row.id);
+    if (wanted.length > MOST) {
+      tick.checked = false;
+      say(`At most ${MOST} runs fit side by side.`);
+      return;
+    }
+    choose(wanted);
+  });
+  const parts = ["name", "state", "about", "score"].map((part) => make("span", { className: part }));
+  const button = make("button", { type: "button" }, ...parts);
+  button.addEventListener("click", () => choose([row.id]));
+  button.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = [...$("list").querySelectorAll(".run button")];
+    all[all.indexOf(button) + step]?.focus();
+  });
+  return make("li", { className: "run" }, tick, button);
+}
+
+function drawRun(item, row) {
+  const [tick, button] = item.children;
+  const [name, state, facts, score] = button.children;
+  tick.checked = chosen.includes(row.id);
+  item.classList.toggle("chosen", tick.checked);
+  button.setAttribute("aria-current", String(tick.checked));
+  setText(name, row.name);
+  button.title = row.id;
+  state.className = `state ${row.state}`;
+  setText(state, row.state === "running" ? `${Math.floor(100 * row.done)} %` : row.state);
+  setText(facts, [row.label, row.data, row.agents && `${row.agents} agents`, Number.isInteger(row.seed) && `seed ${row.seed}`].filter(Boolean).join(", "));
+  setText(score, percent(row.last.accuracy_mean_model));
+}
+
+function choose(ids, quietly = false) {
+  if (ids.join("\n") === chosen.join("\n")) return;
+  const before = chosen;
+  chosen = ids;
+  runs.forEach((_, id) => !ids.includes(id) && runs.delete(id));
+  history.replaceState(null, "", `#${new URLSearchParams(ids.map((id) => ["run", id]))}`);
+  if (!quietly) drawList();
+  // A new stream tells everything again; what is shown stays until it does.
+  if (ids.join() !== before.join()) connect();
+  show();
+}
+
+function say(words) {
+  $("link").textContent = words;
+}
+
+// ---- what is shown
+
+let pending = false;
+function show() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => {
+    pending = false;
+    draw();
+  });
+}
+
+function draw() {
+  const key = chosen.join("\n");
+  if (!view || view.key !== key) {
+    view?.dispose();
+    $("shown").replaceChildren();
+    view = chosen.length > 1 ? sideBySide(key) : chosen.length ? alone(key) : nothing(key);
+  }
+  view.update();
+}
+
+function nothing(key) {
+  const words = make("p", { className: "faint" });
+  $("shown").append(words);
+  return { key, dispose() {}, update: () => setText(words, order.length ? "Choose a run from the list." : "Nothing to show yet.") };
+}
+
+function axisChoice(update) {
+  const select = make("select", { id: "axis" }, ...Object.entries(AXES).map(([value, { name }]) => make("option", { value }, name)));
+  select.value = axis;
+  select.addEventListener("change", () => {
+    axis = select.value;
+    update();
+  });
+  return make("div", { className: "tools" }, make("label", { htmlFor: "axis" }, "Against"), select);
+}
+
+function column(run, field) {
+  if (field !== "bytes") return run.fields[field];
+  const { bytes_models: models, bytes_cross_gradients: gradients } = run.fields;
+  return models && models.map((b, k) => (b === null ? null : b + (gradients?.[k] ?? 0)));
+}
+
+function line(run, field, factor = 1) {
+  const x = AXES[axis].of(run);
+  const y = column(run, field);
+  if (!x || !y) return null;
+  const points = y.map((value, k) => [x[k], value === null ? null : value * factor]).filter(([at]) => at !== null);
+  return { x: points.map((p) => p[0]), y: points.map((p) => p[1]) };
+}
+
+function card(title, kind = "") {
+  const body = make("div");
+  const element = make("section", { className: `card ${kind}` }, make("h3", {}, title), body);
+  return { element, body };
+}
+
+/** A chart that is made when there is something to draw. */
+function lineCard(title, describe) {
+  const { element, body } = card(title);
+  let chart = null;
+  element.hidden = true;
+  return {
+    element,
+    update() {
+      const described = describe();
+      element.hidden = !described.series.some((s) => s.y.some((v) => v !== null));
+      if (element.hidden) return;
+      const newest = described.series.map((s) => `${s.name} ${parley.number(s.y.findLast((v) => v !== null), described.y.unit)}`);
+      const full = {
+        x: { name: AXES[axis].name, integer: axis === "epoch" },
+        renderer: "canvas",
+        live: true,
+        about: `${title} against ${AXES[axis].name}. Newest: ${newest.join("; ")}.`,
+        ...described,
+      };
+      if (chart) chart.update(full);
+      else chart = parley.lineChart(body, full);
+    },
+    dispose: () => chart?.dispose(),
+  };
+}
+
+function going(id) {
+  const state = make("span", { className: "state" });
+  const bar = make("progress", { max: 1 });
+  const words = make("span", { className: "faint" });
+  bar.setAttribute("aria-label", "progress");
+  const element = make("div", { className: "going" }, state, bar, words);
+  const update = () => {
+    const row = rows.get(id);
+    element.hidden = !row;
+    if (!row) return;
+    state.className = `state ${row.state}`;
+    setText(state, row.state);
+    bar.value = row.done;
+    const left = row.left === null ? NaN : Math.max(0, row.left - (Date.now() - row.heard) / 1000);
+    const remaining = row.state === "running" ? (Number.isFinite(left) ? `about ${duration(left)} left` : "time left not known yet") : "";
+    setText(words, [`epoch ${row.last.epoch ?? 0} of ${row.epochs ?? "?"}`, `${Math.floor(100 * row.done)} %`, remaining].filter(Boolean).join(" · "));
+  };
+  const timer = setInterval(update, 1000);
+  return { element, update, dispose: () => clearInterval(timer) };
+}
+
+function troubles(id) {
+  const row = rows.get(id);
+  const run = runs.get(id);
+  const found = [];
+  if (!row) found.push(order.length || heard ? "This run is not there (any more)." : "");
+  if (row?.state === "died") found.push(`It died: ${row.why}. The same command with --resume goes on from its last checkpoint.`);
+  if (row?.state === "failed") found.push(`It failed: ${row.why}`);
+  if (row?.note) found.push(row.note);
+  if (run?.damaged) {
+    const which = `${run.damaged_lines.join(", ")}${run.damaged > run.damaged_lines.length ? ", …" : ""}`;
+    found.push(`${plural(run.damaged, "damaged line")} of records.jsonl passed over (${which}).`);
+  }
+  if (run?.behind) found.push(`Reading its records: ${Math.floor((100 * run.read) / run.size)} % of ${Math.round(run.size / 1e6)} MB.`);
+  return found.filter(Boolean);
+}
+
+function notes() {
+  const element = make("div");
+  element.setAttribute("role", "status");
+  return {
+    element,
+    update(words) {
+      if (element.dataset.words === words.join("\n")) return;
+      element.dataset.words = words.join("\n");
+      element.replaceChildren(...words.map((text) => make("p", { className: "note" }, text)));
+    },
+  };
+}
+
+function facts(row) {
+  const { data, model, agents, topology, partition, seed } = row;
+  return [data, model, agents && `${agents} agents`, topology, partition, Number.isInteger(seed) && `seed ${seed}`].filter(Boolean).join(" · ");
+}
+
+const TILES = {
+  "averaged model": (r) => percent(r.accuracy_mean_model),
+  "own models": (r) => percent(r.accuracy_own),
+  "after gossip": (r) => percent(r.accuracy_after_gossip),
+  "test loss": (r) => parley.number(r.loss),
+  "distance": (r) => parley.number(r.consensus_distance),
+  "sent by each": (r) => parley.number((r.bytes_models + r.bytes_cross_gradients) / 1e6, "MB"),
+};
+
+function alone(key) {
+  const [id] = chosen;
+  const run = () => known(id);
+  const title = make("h2");
+  const sub = make("p", { className: "sub faint" });
+  const state = going(id);
+  const trouble = notes();
+  const values = Object.fromEntries(Object.keys(TILES).map((name) => [name, make("dd")]));
+  const tiles = make("dl", { className: "tiles" }, ...Object.entries(values).map(([name, dd]) => make("div", {}, make("dt", {}, name), dd)));
+  const graph = graphCard("Who agrees with whom", id);
+  const cards = CURVES.map((curve) =>
+    lineCard(curve.title, () => ({
+      y: curve.y,
+      series: Object.entries(curve.fields)
+        .map(([field, name], slot) => ({ name, slot, dash: field.startsWith("accuracy_own_m") ? 1 : 0, ...line(run(), field, curve.factor) }))
+        .filter((s) => s.y),
+    })),
+  );
+  const thinned = make("p", { className: "faint" });
+  const table = make("tbody");
+  const more = make(
+    "details", { className: "more" }, make("summary", {}, "Experiment and machine"),
+    make("div", { className: "scroll" }, make("table", {}, table)),
+  );
+  const update = () => {
+    const row = rows.get(id);
+    setText(title, row ? `${row.label} on ${row.data ?? "?"}` : id);
+    setText(sub, [id, row && facts(row)].filter(Boolean).join(" · "));
+    state.update();
+    trouble.update(troubles(id));
+    for (const [name, dd] of Object.entries(values)) setText(dd, TILES[name](row?.last ?? {}));
+    graph.update();
+    cards.forEach((c) => c.update());
+    const { records, stride, about: told } = run();
+    setText(thinned, stride > 1 ? `${plural(records, "record")}; curves show the lowest and the highest of every ${stride}.` : "");
+    if (told && table.told !== told) {
+      table.told = told;
+      const { algorithm, ...options } = told.options;
+      const pairs = { ...options, ...(typeof algorithm === "object" ? algorithm : { algorithm }), ...told.environment };
+      table.replaceChildren(
+        ...Object.entries(pairs).map(([name, value]) => {
+          const head = make("th", { scope: "row" }, name);
+          return make("tr", {}, head, make("td", {}, typeof value === "object" ? JSON.stringify(value) : String(value)));
+        }),
+      );
+    }
+  };
+  $("shown").append(
+    title, sub, state.element, trouble.element, tiles, axisChoice(update),
+    make("div", { className: "cards" }, graph.element, ...cards.map((c) => c.element)), thinned, more,
+  );
+  return { key, update, dispose: () => [state, graph, ...cards].forEach((part) => part.dispose()) };
+}
+
+/** Short names that tell the chosen runs apart. */
+function names() {
+  const found = chosen.map((id) => rows.get(id));
+  const label = (row, id) => row?.label ?? id;
+  const seeds = new Set(found.map((row) => row?.seed));
+  const made = found.map((row, k) => label(row, chosen[k]) + (seeds.size > 1 && row ? ` seed ${row.seed}` : ""));
+  return made.map((name, k) => (made.filter((other) => other === name).length > 1 ? `${name} (${chosen[k]})` : name));
+}
+
+function sideBySide(key) {
+  const ids = [...chosen];
+  const title = make("h2", {}, `${ids.length} runs side by side`);
+  const trouble = notes();
+  const body = make("tbody");
+  const head = make("thead", {}, make("tr", {}, ...["run", "state", "epoch", ...Object.keys(TILES)].map((name) => make("th", { scope: "col" }, name))));
+  const table = make("div", { className: "scroll", tabIndex: 0 }, make("table", {}, head, body));
+  table.setAttribute("role", "region");
+  table.setAttribute("aria-label", "The newest figures of each run");
+  const cards = COMPARED.map((curve) =>
+    lineCard(curve.title, () => ({
+      y: curve.y,
+      link: "runs",
+      series: names()
+        .map((name, k) => ({ name, slot: k, dash: Math.floor(k / 8), ...line(known(ids[k]), curve.field, curve.factor) }))
+        .filter((s) => s.y),
+    })),
+  );
+  const graphs = ids.map((id, k) => graphCard(names()[k], id));
+  const update = () => {
+    const called = names();
+    trouble.update(ids.flatMap((id, k) => troubles(id).map((words) => `${called[k]}: ${words}`)));
+    keyed(
+      body, ids.map((id, k) => [id, called[k]]), ([id]) => id,
+      () => make("tr", {}, make("th", { scope: "row" }), make("td", {}, make("span")), ...["epoch", ...Object.keys(TILES)].map(() => make("td"))),
+      (tr, [id, name]) => {
+        const row = rows.get(id);
+        const [th, state, epoch, ...cells] = tr.children;
+        setText(th, name);
+        th.title = id;
+        state.firstChild.className = `state ${row?.state ?? ""}`;
+        setText(state.firstChild, row ? `${row.state}${row.state === "running" && row.left !== null ? `, ${duration(row.left)} left` : ""}` : "not there");
+        setText(epoch, `${row?.last.epoch ?? 0} of ${row?.epochs ?? "?"}`);
+        Object.values(TILES).forEach((tile, k) => setText(cells[k], tile(row?.last ?? {})));
+      },
+    );
+    cards.forEach((c) => c.update());
+    graphs.forEach((g, k) => g.update(called[k]));
+  };
+  $("shown").append(
+    title, trouble.element, table, axisChoice(update),
+    make("div", { className: "cards" }, ...cards.map((c) => c.element), ...graphs.map((g) => g.element)),
+  );
+  return { key, update, dispose: () => [...cards, ...graphs].forEach((part) => part.dispose()) };
+}
+
+// ---- the graph: colour is the distance to the mean, moving dots are what is sent
+
+function graphCard(title, id) {
+  const { element, body } = card(title, "graph");
+  const heading = element.querySelector("h3");
+  const caption = make("p", { className: "faint key" });
+  const slider = make("input", { type: "range", min: 0, max: 0, value: 0 });
+  slider.setAttribute("aria-label", `Epoch of the graph of ${title}`);
+  const at = make("output");
+  const play = make("button", { type: "button" }, "Play");
+  element.append(make("div", { className: "replay" }, play, slider, at), caption);
+  element.hidden = true;
+  let chart = null;
+  let follow = true;
+  let timer = null;
+  const run = () => known(id);
+  const frames = () => {
+    const { frames: kept, latest } = run();
+    return latest && kept.at(-1)?.epoch !== latest.epoch ? [...kept, latest] : kept;
+  };
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "Play";
+  };
+  slider.addEventListener("input", () => {
+    stop();
+    follow = Number(slider.value) === Number(slider.max);
+    update();
+  });
+  play.addEventListener("click", () => {
+    if (timer) {
+      stop();
+      return;
+    }
+    if (Number(slider.value) === Number(slider.max)) slider.value = 0;
+    follow = false;
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      slider.value = Number(slider.value) + 1;
+      follow = Number(slider.value) === Number(slider.max);
+      if (follow) stop();
+      update();
+    }, 150);
+    update();
+  });
+  const update = (name) => {
+    if (name) setText(heading, name);
+    const graph = run().about?.graph;
+    element.hidden = !graph?.positions.length;
+    if (element.hidden) return;
+    const all = frames();
+    slider.max = Math.max(0, all.length - 1);
+    if (follow) slider.value = slider.max;
+    const frame = all[Number(slider.value)];
+    slider.disabled = play.disabled = all.length < 2;
+    setText(at, frame ? `epoch ${frame.epoch}` : "no record");
+    const row = rows.get(id);
+    const moving = (row?.state === "running" || timer !== null) && !still.matches;
+    const scale = scaleOf(all);
+    const described = { graph, frame, scale, moving, sent: row?.last ?? {}, renderer: "canvas", live: true, about: inWords(graph, frame) };
+    if (chart) chart.update(described);
+    else chart = parley.customChart(body, described, graphOption);
+    drawCaption(caption, graph, described);
+  };
+  return { element, update, dispose: () => (stop(), chart?.dispose()) };
+}
+
+/** The range of all distances of a run; they fall by orders of magnitude, so colours are logarithmic. */
+function scaleOf(frames) {
+  const found = frames.flatMap((f) => f.distance_agents ?? []).filter((d) => d > 0);
+  if (!found.length) return null;
+  const high = found.reduce((a, b) => Math.max(a, b));
+  const low = found.reduce((a, b) => Math.min(a, b));
+  return { low: Math.min(low, high / 10), high };
+}
+
+const shade = (distance, { low, high }) => Math.max(0, Math.log(Math.max(distance, low) / low) / Math.log(high / low));
+
+function inWords(graph, frame) {
+  const count = graph.positions.length;
+  const distances = frame?.distance_agents;
+  if (!distances) return `${count} agents and who talks with whom.`;
+  const far = distances.indexOf(Math.max(...distances));
+  const near = distances.indexOf(Math.min(...distances));
+  return (
+    `${count} agents at epoch ${frame.epoch}. Farthest from the mean is agent ${far} ` +
+    `(${parley.number(distances[far])}), nearest agent ${near} (${parley.number(distances[near])}).`
+  );
+}
+
+const kinds = () => {
+  const { lines } = parley.colours();
+  return { models: lines[0], gradients: lines[1] };
+};
+
+function drawCaption(caption, graph, { scale, sent, frame }) {
+  const ink = kinds();
+  const dot = (colour) => make("i", { style: `background:${colour}` });
+  const parts = [];
+  if (frame?.distance_agents && scale) {
+    const bar = make("i", { className: "bar", style: `background:linear-gradient(90deg,${parley.colours().heat})` });
+    parts.push("Distance to the mean: ", parley.number(scale.low), bar, `${parley.number(scale.high)}. `);
+  }
+  if (graph.edges.length) {
+    parts.push("Moving: ", dot(ink.models), "models");
+    if (sent.bytes_cross_gradients > 0) parts.push(dot(ink.gradients), "cross-gradients back");
+    parts.push(". ");
+  }
+  if (graph.note) parts.push(`Note: ${graph.note}.`);
+  caption.replaceChildren(...parts);
+}
+
+/** Edges bend around agents that they would run through; a pair of edges bends alike. */
+function bends({ positions, edges }, apart) {
+  return edges.map(([j, i]) => {
+    const [[ax, ay], [bx, by]] = [positions[Math.min(i, j)], positions[Math.max(i, j)]];
+    const length = Math.hypot(bx - ax, by - ay);
+    if (length < 1.2 * apart || edges.length > 600) return 0;
+    const through = positions.some(([x, y], k) => {
+      if (k === i || k === j) return false;
+      const along = ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length ** 2;
+      const off = Math.abs((x - ax) * (by - ay) - (y - ay) * (bx - ax)) / length;
+      return along > 0 && along < 1 && off < 0.35 * apart;
+    });
+    return through ? (j < i ? 0.3 : -0.3) : 0;
+  });
+}
+
+function graphOption({ graph, frame, scale, moving, sent }, ink, self) {
+  const { positions, edges } = graph;
+  const [width, height] = [self.canvas.clientWidth || 400, self.canvas.clientHeight || 320];
+  const spans = [0, 1].map((k) => [Math.min(...positions.map((p) => p[k])), Math.max(...positions.map((p) => p[k]))]);
+  // The same scale in both directions, and room for the circles.
+  const unit = Math.max((spans[0][1] - spans[0][0]) / (width - 70), (spans[1][1] - spans[1][0]) / (height - 70), 1e-6);
+  const middle = spans.map(([low, high]) => (low + high) / 2);
+  const extent = (k, size) => ({ type: "value", show: false, min: middle[k] - (unit * size) / 2, max: middle[k] + (unit * size) / 2 });
+  let apart = Infinity;
+  positions.forEach((a, i) => positions.slice(i + 1).forEach((b) => (apart = Math.min(apart, Math.hypot(a[0] - b[0], a[1] - b[1])))));
+  graph.bends ??= bends(graph, Number.isFinite(apart) ? apart : 1);
+  const size = Math.max(6, Math.min(38, (0.6 * (Number.isFinite(apart) ? apart : 1)) / unit));
+  const { models, gradients } = kinds();
+  const sizes = [sent.bytes_models, sent.bytes_cross_gradients].map((bytes) => bytes || 0);
+  const largest = Math.max(...sizes, 1);
+  const heaviest = Math.max(...edges.map((e) => e[2]), 1e-9);
+  const flow = (name, colour, bytes, back, draw) => ({
+    type: "lines",
+    id: name, // the same at the next record, so that dots move on
+    coordinateSystem: "cartesian2d",
+    name,
+    silent: true,
+    z: 1,
+    effect: { show: moving && bytes > 0 && edges.length <= 600, period: 2.2, trailLength: 0, symbol: "circle", symbolSize: Math.max(2.5, 7 * Math.sqrt(bytes / largest)), color: colour, delay: back ? -1100 : 0 },
+    lineStyle: { color: ink.edge, opacity: draw ? 0.55 : 0 },
+    data: edges.map(([j, i, weight], k) => ({
+      coords: back ? [positions[i], positions[j]] : [positions[j], positions[i]],
+      lineStyle: { width: draw ? Math.max(0.5, 3 * (weight / heaviest)) : 0, curveness: (back ? -1 : 1) * graph.bends[k] },
+      ...(graph.directed && draw ? { symbol: ["none", "arrow"] } : {}),
+    })),
+    symbol: graph.directed && draw ? ["none", "arrow"] : "none",
+    symbolSize: 8,
+  });
+  const distances = frame?.distance_agents;
+  const share = (agent) => (distances && scale ? shade(distances[agent], scale) : 0);
+  return {
+    grid: { left: 0, right: 0, top: 0, bottom: 0 },
+    xAxis: extent(0, width),
+    yAxis: extent(1, height),
+    visualMap: { show: false, min: 0, max: 1, seriesIndex: 2, dimension: 2, inRange: { color: ink.heat } },
+    tooltip: {
+      ...parley.tooltip(ink),
+      formatter: ({ dataIndex: agent }) =>
+        [
+          `<b>agent ${agent}</b>`,
+          distances && `distance ${parley.number(distances[agent])}`,
+          frame?.accuracy_agents && `accuracy ${percent(frame.accuracy_agents[agent])}`,
+          holdings(graph, agent),
+        ].filter(Boolean).join("<br>"),
+    },
+    series: [
+      flow("models", models, sizes[0], false, true),
+      flow("cross-gradients", gradients, sizes[1], true, false),
+      {
+        type: "scatter",
+        id: "agents",
+        name: "agents",
+        z: 3,
+        symbolSize: size,
+        data: positions.map(([x, y], agent) => ({
+          value: [x, y, share(agent)],
+          label: { color: share(agent) > 0.45 === (parley.theme() === "light") ? "#FFFFFF" : "#111820" },
+        })),
+        itemStyle: { borderColor: ink.ink, borderWidth: 1, opacity: 1 },
+        label: {
+          show: size >= 15,
+          formatter: ({ dataIndex }) => String(dataIndex),
+          fontSize: Math.min(13, size * 0.4),
+        },
+        emphasis: { scale: 1.1 },
+      },
+    ],
+  };
+}
+
+function holdings({ held, classes }, agent) {
+  const counts = held?.[agent];
+  if (!counts) return "";
+  const total = counts.reduce((sum, n) => sum + n, 0);
+  const named = counts.map((n, k) => [n, classes?.[k] ?? k]).filter(([n]) => n > 0).sort((a, b) => b[0] - a[0]);
+  const shown = named.slice(0, 4).map(([n, name]) => `${parley.escaped(name)} ${Math.round((100 * n) / total)} %`);
+  return `holds ${plural(total, "sample")}: ${shown.join(", ")}${named.length > 4 ? ", …" : ""}`;
+}
+
+// ---- the page
+
+function themed(name) {
+  parley.setTheme(name);
+  $("theme").textContent = parley.theme() === "dark" ? "Light" : "Dark";
+  $("theme").setAttribute("aria-label", `Show in ${parley.theme() === "dark" ? "light" : "dark"} colours`);
+  show();
+}
+
+function remembered(name) {
+  try {
+    if (name) localStorage.setItem("parley-theme", name);
+    return localStorage.getItem("parley-theme") ?? "auto";
+  } catch {
+    return name ?? "auto";
+  }
+}
+
+$("theme").addEventListener("click", () => themed(remembered(parley.theme() === "dark" ? "light" : "dark")));
+document.addEventListener("parley-theme", () => ($("theme").textContent = parley.theme() === "dark" ? "Light" : "Dark"));
+$("search").addEventListener("input", drawList);
+$("search").addEventListener("keydown", (event) => {
+  if (event.key === "ArrowDown") $("list").querySelector(".run button")?.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName)) return;
+  event.preventDefault();
+  $("drawer").open = true;
+  $("search").focus();
+});
+window.addEventListener("hashchange", () => location.hash.includes("run=") && choose(fromAddress()));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which runs are shown
+  $("shown").focus();
+});
+still.addEventListener("change", show);
+const narrow = window.matchMedia("(max-width: 52rem)");
+const fold = () => ($("drawer").open = !narrow.matches);
+narrow.addEventListener("change", fold);
+fold();
+themed(remembered());
+connect();
+show();
