@@ -4,12 +4,14 @@ A run with one worker happens in this process. With more, this process is worker
 others, unless a launcher such as torchrun has already started all of them.
 """
 
+import hashlib
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from parley import heal, models
@@ -173,8 +175,33 @@ def _as_launched(
         store, _, _ = ask(lambda: next(rendezvous("env://", timeout=timeout)), patience + PARTING)
     except (StoreLost, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
+    store = _of_this_start(store, rank, world, patience)
     with _joined(store, _backend(experiment.device), rank, world, patience) as peers:
         return work(experiment, load, out, resume, peers, watch, mine)
+
+
+def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Store:
+    """The part of the launcher's store that belongs to the processes that are there now.
+
+    The store outlives the processes when torchrun starts them anew, and what earlier ones left in
+    it leads nowhere. Each draws a number, and all show which numbers they see until all see the
+    same: earlier processes cannot have seen those of later ones.
+    """
+    own = uuid.uuid4().hex
+    store.set(f"parley/start/{rank}", own)
+    keys = [f"parley/{what}/{r}" for what in ("start", "seen") for r in range(world)]
+    deadline, seen = time.monotonic() + patience, ""
+    while time.monotonic() < deadline:
+        numbers = store.multi_get(keys[:world]) if store.check(keys[:world]) else []
+        if (sight := b",".join(numbers).decode()) != seen:
+            store.set(f"parley/seen/{rank}", sight)
+            seen = sight
+        if seen and store.check(keys) and set(store.multi_get(keys[world:])) == {seen.encode()}:
+            return PrefixStore(hashlib.sha256(seen.encode()).hexdigest()[:16], store)
+        time.sleep(0.02)
+    missing = [r for r, key in enumerate(keys[:world]) if not store.check([key])]
+    who = f"worker {', '.join(map(str, missing))} is missing" if missing else "some are restarting"
+    raise _not_all_came(ParleyError(who), world, patience)
 
 
 def _healing(
