@@ -319,6 +319,7 @@ class Member:
         full, workers = self.problem.topology, roster.workers
         present = [a for a in range(full.agents) if self.worker_of[a] in workers]
         graph, bridges = without(full, present)
+        self.experiment.algorithm.check(graph)
         seats = tuple(workers.index(self.worker_of[a]) for a in present)
         numbers = tuple(present) if len(present) < full.agents else ()
         transport = Processes(Placement(graph, seats, peers.rank, numbers))
