@@ -23,7 +23,9 @@ import parley
 from parley import compare as comparison
 from parley import data as datasets
 from parley import draw, folder, launch, trackers
+from parley import field as whole_field
 from parley import topology as topologies
+from parley import tune as tuning
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
 from parley.errors import BadValue, ParleyError, valid_values
@@ -48,6 +50,7 @@ app.add_typer(reproduce_app, name="reproduce")
 app.command()(report)
 screen = Console()
 """Stdout, for results."""
+DEFAULT_PARTITIONS = whole_field.PARTITIONS
 
 # UsageError. Recent typer brings a click of its own, so click's name for it may be another class.
 WrongUse: Any = typer.BadParameter.__base__
@@ -162,7 +165,10 @@ def _experiment_flags() -> Iterator[inspect.Parameter]:
     fields = {n: f for a in ALGORITHMS.values() for n, f in a.model_fields.items()}
     for name, field in fields.items():
         having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.model_fields]
-        note = "" if len(having) == len(ALGORITHMS) else f"Only {', '.join(having)}."
+        lacking = [key for key in ALGORITHMS if key not in having]
+        note = f"Only {', '.join(having)}."
+        if len(lacking) < len(having):
+            note = f"Not {', '.join(lacking)}." if lacking else ""
         yield _flag_of(name, field, HYPER, note)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
     yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
@@ -414,6 +420,31 @@ def compare(
             help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
         ),
     ] = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            help="Several partitions, comma-separated: one table and one picture for all. "
+            f"(default with --algorithms all: {','.join(DEFAULT_PARTITIONS)})",
+            metavar="LIST",
+            show_default=False,
+        ),
+    ] = None,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            help="Each method with the settings found by parley tune: its tuned.toml.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    tune: Annotated[
+        str | None,
+        typer.Option(
+            help="Tune first, with so many trials for each method and partition.",
+            metavar="TRIALS",
+            show_default=False,
+        ),
+    ] = None,
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
@@ -427,6 +458,8 @@ def compare(
     Hyper-parameters go to every algorithm that has them; those behind a name win.
 
     [bold]parley compare --algorithms dpsgd,ngc:alpha=0,ngc --seeds 3 --epochs 30[/bold]
+
+    [bold]parley compare --algorithms all --data digits --tune 6[/bold]
     """
     given = _given(flags)
     one = given.pop("algorithm", None)
@@ -442,7 +475,166 @@ def compare(
     experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
     logged = trackers.parse(log)
+    if tuned and tune:
+        raise BadValue("tune", tune, "either --tune or --tuned")
+    if partitions or tuned or tune or algorithms == "all":
+        if logged:
+            raise BadValue("log", log, "a comparison on one partition, without tuning")
+        own = "partition" in options or algorithms != "all"
+        names = partitions or (experiments[0].partition if own else ",".join(DEFAULT_PARTITIONS))
+        _compare_field(
+            _on_partitions(experiments, names), _count("seeds", seeds), parallel, out, resume,
+            json_, tuned, _count("tune", tune) if tune else 0,
+        )  # fmt: skip
+        return
     _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
+
+
+def _on_partitions(experiments: list[Experiment], names: str) -> dict[str, list[Experiment]]:
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    fitting = [whole_field.fitting(experiment) for experiment in experiments]
+    for experiment, one in zip(experiments, fitting, strict=True):
+        if experiment.topology != one.topology:
+            where = f"{one.algorithm.label} runs on {one.topology}"
+            console.print(
+                f"note: {where}, for it cannot use {experiment.topology}", highlight=False
+            )
+    return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
+
+
+def _compare_field(
+    by_partition: dict[str, list[Experiment]],
+    seeds: int,
+    parallel: str | None,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+    tuned: Path | None,
+    trials: int,
+) -> None:
+    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    runs = out / "runs" if trials else out
+    with _stoppable(out):
+        if trials:
+            everything = [e for experiments in by_partition.values() for e in experiments]
+            tuned = _tune(everything, trials, tuning.RATES, at_once, out / "tune", resume)
+        if tuned:
+            found = tuning.read(tuned)
+            by_partition = {
+                name: [tuning.tuned(e, found) for e in experiments]
+                for name, experiments in by_partition.items()
+            }
+        jobs = whole_field.jobs(by_partition, seeds, runs)
+        comparison.compare(jobs, at_once, runs, resume and runs.exists())
+    rows = whole_field.rows(jobs)
+    whole_field.write(out, jobs, rows)
+    if as_json:
+        print(json.dumps({"rows": rows, "out": str(out)}))
+        return
+    first = jobs[0].experiment
+    _heading(
+        f"{first.data}, {first.agents} agents, {first.topology}, {first.epochs} "
+        f"epoch{'s' * (first.epochs > 1)}, {seeds} seed{'s' * (seeds > 1)}: averaged model, %"
+    )
+    screen.print(whole_field.table(rows))
+    where = f"written to {out}: table.md, field.png, and every run's records"
+    screen.print(where, soft_wrap=True, highlight=False)
+
+
+def _tune(
+    experiments: list[Experiment],
+    trials: int,
+    rates: tuple[float, float],
+    parallel: int,
+    out: Path,
+    resume: bool,
+) -> Path:
+    by_partition: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        by_partition.setdefault(experiment.partition, []).append(experiment)
+    todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates)]
+    tuning.tune(todo, parallel, out, resume and out.exists())
+    path = tuning.write(todo, out)
+    console.print(tuning.table(todo))
+    return path
+
+
+@app.command()
+@takes_experiment()
+def tune(
+    file: File = None,
+    *,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated, as for parley compare. Or: all. (default: --algorithm's)",
+            metavar="LIST",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option(
+            help="Several partitions, comma-separated, each tuned by itself.",
+            metavar="LIST",
+            show_default=False,
+        ),
+    ] = None,
+    trials: Annotated[
+        str, typer.Option(help="Runs for each method, the same number for all.", metavar="N")
+    ] = "8",
+    rates: Annotated[
+        str,
+        typer.Option(help="The smallest and the largest learning rate.", metavar="LOW,HIGH"),
+    ] = ",".join(f"{rate:g}" for rate in tuning.RATES),
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
+        ),
+    ] = None,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    **flags: Any,
+) -> None:
+    """Find learning rates by a small seeded search, with the same budget for every method.
+
+    Trials are measured on a fifth of the training samples (or --validation), which nobody trains
+    on; the test set plays no part. Writes tuned.toml for parley compare, and for each method an
+    experiment for parley train.
+
+    [bold]parley tune --algorithms ngc,dpsgd --data digits --trials 8 --epochs 10[/bold]
+    """
+    given = _given(flags)
+    one = given.pop("algorithm", None)
+    if one and algorithms:
+        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
+    options = on_top(read_file(file) if file else {}, given)
+    kept = options.pop("algorithm", None)
+    inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
+    names = algorithms or one or (kept.name if kept else "ngc")
+    chosen = comparison.parse_algorithms(names, inner)
+    experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
+    every = _on_partitions(experiments, partitions or experiments[0].partition)
+    flat = [experiment for of in every.values() for experiment in of]
+    low, _, high = rates.partition(",")
+    try:
+        between = float(low), float(high)
+    except ValueError:
+        raise BadValue("rates", rates, "LOW,HIGH, for example 0.01,1") from None
+    out = _folder(out, resume, f"tune-{Path(experiments[0].data).name}")
+    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    with _stoppable(out):
+        path = _tune(flat, _count("trials", trials), between, at_once, out, resume)
+    if json_:
+        print(json.dumps({"tuned": tuning.read(path), "out": str(out)}))
+        return
+    screen.print(
+        f"written to {out}: {path.name}, table.md, experiments and all records",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 def _compare(

@@ -48,7 +48,7 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
         # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
-        if not all(key and value for key, value in pairs):
+        if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         known = algorithms.find(name)
         fitting = {k: v for k, v in options.items() if k in known.model_fields}
@@ -56,6 +56,9 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
     return chosen
+
+
+DIVERGED_FILE = "diverged.txt"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,19 @@ class Job:
     out: Path
     log: tuple[str, ...] = ()
     """Trackers that receive its metrics."""
+    may_diverge: bool = False
+    """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it has no result, if it has diverged."""
+        path = self.out / DIVERGED_FILE
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.failure is not None or RunFolder(self.out).summary() is not None
 
 
 def jobs(
@@ -75,11 +91,20 @@ def jobs(
     """Every experiment with so many seeds, each with a folder of its own."""
     made = []
     for label, experiment in zip(labels(experiments), experiments, strict=True):
-        name = re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α", "alpha-"))
+        name = slug(label)
         for seed in range(experiment.seed, experiment.seed + seeds):
             where = out / name / f"seed-{seed}"
             made.append(Job(label, experiment.replace(seed=seed), where, log))
     return made
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder.
+
+    >>> slug("NGC α=0.5"), slug("dirichlet:0.1")
+    ('ngc-alpha-0.5', 'dirichlet-0.1')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α=", "alpha=")).strip("-")
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
@@ -112,14 +137,15 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
     for job in todo:
         if (job.out / EXPERIMENT).exists():
             RunFolder(job.out).open(job.experiment, resume)
-    for experiment in {job.label: job.experiment for job in todo}.values():
+    settings = {(job.label, job.experiment.partition): job.experiment for job in todo}
+    for experiment in settings.values():
         experiment.algorithm.check(run.topology_of(experiment))
     problem = run.problem(todo[0].experiment)
     Run(todo[0].experiment, problem, Local(spread(problem.topology, 1)))
     if problem.note:
         console.print(f"note: {problem.note}", highlight=False)
 
-    pending = [job for job in todo if RunFolder(job.out).summary() is None]
+    pending = [job for job in todo if not job.is_done]
     if parallel == 1 or len(pending) <= 1:
         _one_by_one(pending, resume)
     else:
@@ -134,6 +160,9 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     except BadValue:
         raise
     except ParleyError as error:
+        if job.may_diverge and run.DIVERGED in str(error):
+            write_atomically(job.out / DIVERGED_FILE, str(error))
+            return
         raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
 
 

@@ -328,6 +328,23 @@ def share_of(samples: Samples, fraction: float, seed: int) -> Samples:
     return samples.take(np.sort(np.concatenate(kept)))
 
 
+def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """What is left of the samples, and a share of every class that is held out.
+
+    >>> left, held = hold_out(Samples(torch.arange(10), torch.tensor([0, 1] * 5)), 0.4, seed=0)
+    >>> left.targets.bincount().tolist(), held.targets.bincount().tolist()
+    ([3, 3], [2, 2])
+    """
+    rng, targets = np.random.default_rng([seed, _SHARE, 1]), samples.targets.numpy()
+    orders = [rng.permutation(np.flatnonzero(targets == c)) for c in np.unique(targets)]
+    cuts = [(order, max(1, round(fraction * len(order)))) for order in orders]
+    if any(cut == len(order) for order, cut in cuts):
+        because = "a class has nothing left to train on"
+        raise BadValue("validation", fraction, "a smaller share", because)
+    left, held = ([o[c:] for o, c in cuts], [o[:c] for o, c in cuts])
+    return tuple(samples.take(np.sort(np.concatenate(part))) for part in (left, held))  # type: ignore[return-value]
+
+
 def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:
     """Steps in which the agent with the most samples passes over them once.
 

@@ -275,6 +275,49 @@ def curves_picture(runs: Mapping[str, Sequence[Sequence[Record]]], path: str | P
     return save(figure, out)
 
 
+def field_picture(
+    partitions: Mapping[str, Mapping[str, Sequence[Sequence[Record]]]], path: str | Path
+) -> Path:
+    """Draw many methods on several partitions: accuracy over bytes sent, and over time.
+
+    `partitions` has, for each, what `curves_picture` takes. A row of panels for each partition.
+    """
+    out = checked_path(path)
+    names = list(dict.fromkeys(name for runs in partitions.values() for name in runs))
+    figure = Figure(figsize=(12, 3.4 * len(partitions) + 0.32 * -(-len(names) // 6) + 0.4))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(len(partitions), 2, squeeze=False, sharey="row")
+    axis_of: tuple[tuple[str, Callable[[Record], float]], ...] = (
+        ("MB sent by each agent", _sent),
+        ("seconds of training, all agents", _value("seconds")),
+    )
+    for row, (partition, runs) in zip(panels, partitions.items(), strict=True):
+        for axes, (label, horizontal) in zip(row, axis_of, strict=True):
+            for name, seeds in runs.items():
+                slot = names.index(name)
+                shortest = min(len(records) for records in seeds)
+                x = np.mean([[horizontal(r) for r in s[:shortest]] for s in seeds], axis=0)
+                y = [[_percent("accuracy_mean_model")(r) for r in s[:shortest]] for s in seeds]
+                marker = "osD^vP*X<>"[slot % 10]  # at the end, where most lines meet
+                axes.plot(
+                    x, np.mean(y, axis=0), **line_style(slot, slot // len(LINES)),
+                    marker=marker, markevery=[-1], ms=6, lw=1.4, label=name,
+                )  # fmt: skip
+            axes.set_xscale("log")
+            plain_numbers(axes.xaxis)
+            axes.set_xlabel(label)
+            axes.grid(color="#E3E7EB", linewidth=0.8)
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel("test accuracy, averaged model, %")
+        row[0].set_title(partition, fontsize=11, loc="left")
+    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    figure.legend(
+        list(lines.values()), [str(name) for name in lines], loc="outside upper center",
+        ncols=min(len(lines), 6), frameon=False, fontsize=9,
+    )  # fmt: skip
+    return save(figure, out)
+
+
 def line_style(slot: int, dash: int) -> dict[str, Any]:
     """How the curve of a method is drawn: the first six differ by colour, further ones by dashes.
 

@@ -64,6 +64,9 @@ class Experiment(BaseModel):
     """Who holds what: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own: the hosts say it."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the training samples that is used, the same of every class."""
+    validation: float = Field(0.0, ge=0, lt=1)
+    """Share of the training samples, the same of every class, that nobody trains on and that is
+    measured on in place of the test set: for choosing settings."""
     test_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the test samples that accuracies are taken on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()

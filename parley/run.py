@@ -29,6 +29,9 @@ from parley.task import Loss, Task, cross_entropy
 from parley.topology import Topology
 from parley.transport import Kind, Transport
 
+DIVERGED = "training has diverged"
+"""In the error of a run whose numbers are no longer finite."""
+
 Record = dict[str, Any]
 """One line of ``records.jsonl``."""
 
@@ -101,6 +104,9 @@ def problem(
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
         source = replace(source, train=share)
+    if experiment.validation:
+        left, held = data.hold_out(source.train, experiment.validation, experiment.seed)
+        source = replace(source, train=left, test=held)
     if experiment.test_fraction < 1:
         source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
     if build is None:
@@ -384,7 +390,7 @@ class Run:
                 raise self._diverged(what, self.epoch * self.steps_per_epoch)
 
     def _diverged(self, what: str, step: int) -> ParleyError:
-        remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        remedy = f"{DIVERGED}; try a smaller lr (now {self.experiment.lr:g})"
         return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
 
     def _by_agent(self, values: list[float]) -> list[float | None]:

@@ -316,6 +316,11 @@ class TestQuadraticProgram:
         assert (slope >= -tolerance).all()  # no multiplier wants to grow
         assert np.abs(slope[u > floor + 1e-9]).max(initial=0) <= tolerance  # free ones rest
 
+    def test_numbers_that_are_no_longer_finite(self) -> None:
+        """They stay so, for the run to stop with its own words; no warning, no solver's error."""
+        for gram, along in (([[np.inf, 0], [0, 1]], [0, 0]), (np.eye(2), [np.nan, 0])):
+            assert np.isnan(multipliers(np.asarray(gram, dtype=float), along, 0.5)).all()
+
     def test_agrees_with_published_solver_on_equal_gradients(self) -> None:
         """A singular problem: only the sum of the multipliers is determined."""
         row = np.array([1.0, 2.0, -1.0])

@@ -234,7 +234,7 @@ def test_several_workers_give_the_same(data):
         ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (Target 1 is out of bounds"),
         ({"topology": 3}, "topology: 3 is not valid; valid: a spec such as 'ring', a networkx"),
         ({"topology": nx.Graph([(0, 1), (2, 3)])}, "topology: 'graph' is not valid (agent 0 is cu"),
-        ({"algorithm": 3}, "algorithm: 3 is not valid; valid: cga"),
+        ({"algorithm": 3}, "algorithm: 3 is not valid; valid: adagossip"),
         ({"alpah": 3}, "option: 'alpah' is not valid (did you mean 'alpha'?); valid: agents"),
         ({"algorithm": parley.DPSGD(), "alpha": 1}, "alpha: 1 is not valid (dpsgd has no such op"),
     ],

@@ -151,8 +151,8 @@ def records(out):
             "compare --topology star --weights uniform --algorithms dpsgd,cga",
             "weights: 'uniform' is not valid (dpsgd needs doubly-stochastic weights; column 0"
         ),
-        ("algorithms ncg", "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: cga"),
-        ("topology rng", "topology: 'rng' is not valid (did you mean 'ring'?); valid: chain"),
+        ("algorithms ncg", "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: adagossip"),
+        ("topology rng", "topology: 'rng' is not valid (did you mean 'ring'?); valid: base"),
         ("topology ring", "agents: missing; valid: a number of agents for topology 'ring'"),
         ("topology ring --agents 0", "agents: 0 is not valid; valid: a whole number of at least 1"),
         ("topology ring --agents 3 --seed x", "seed: 'x' is not valid; valid: a whole number"),

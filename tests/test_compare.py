@@ -10,6 +10,7 @@ from processes import Command, recorded, records
 from rich.console import Console
 
 from parley import BadValue, Experiment, cli, compare, progress
+from parley.algorithms import ALGORITHMS
 from parley.compare import FIGURES, Job, jobs, labels, parse_algorithms
 from parley.run import EpochDone
 
@@ -47,7 +48,12 @@ def test_options_go_to_every_algorithm_that_has_them():
         {"name": "ngc", "momentum": "0.5", "alpha": "0"},
         {"name": "cga", "momentum": 0.9},
     ]
-    assert len(parse_algorithms("all", {})) == 5 and len(parse_algorithms(compare.PAPER, {})) == 6
+    assert len(parse_algorithms("all", {})) == len(ALGORITHMS)
+    assert len(parse_algorithms(compare.PAPER, {})) == 6
+    assert parse_algorithms("choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0", {}) == [
+        {"name": "choco", "codec": "topk:0.1", "gamma": "0.5"},
+        {"name": "ngc+topk:0.1", "alpha": "0"},
+    ]
 
 
 def test_labels_tell_apart_what_differs():

@@ -21,7 +21,7 @@ from torch import Tensor
 import parley
 from parley import sequences
 from parley import topology as tp
-from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompNGC
+from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompNGC, build
 from parley.errors import BadValue
 from parley.placement import Placement
 from parley.topology import Topology, parse
@@ -422,3 +422,9 @@ def test_after_gossip_goes_through_the_rounds() -> None:
     record = result.records[-1]
     assert record["accuracy_after_gossip"] == pytest.approx(record["accuracy_mean_model"], abs=1e-9)
     assert record["consensus_distance"] > 0
+
+
+@pytest.mark.parametrize("name", ["choco", "adagossip", "beer", "relaysgd"])
+def test_what_is_summed_over_neighbours_needs_the_same_neighbours(name: str) -> None:
+    with pytest.raises(BadValue, match=r"topology: 'base:1' is not valid"):
+        build(name, {}).check(tp.base(5, 1))

@@ -101,7 +101,8 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
     algorithm = find(name)
     for option in options.keys() - algorithm.model_fields.keys():
         having = [a for a, c in ALGORITHMS.items() if option in c.model_fields]
-        because = f"{name} has no such option" + (f", {', '.join(having)} have" if having else "")
+        few = [*having[:5], "…"] if len(having) > 6 else having
+        because = f"{name} has no such option" + (f", {', '.join(few)} have" if few else "")
         raise BadValue(option, options[option], ", ".join(algorithm.model_fields), because)
     try:
         return algorithm(**options)

@@ -130,6 +130,8 @@ def multipliers(gram: np.ndarray, along: Sequence[float] | np.ndarray, floor: fl
     >>> multipliers(np.eye(2), [-3.0, 1.0], floor=0.0)
     array([3., 0.])
     """
+    if not (np.isfinite(gram).all() and np.isfinite(along).all()):
+        return np.full(len(gram), np.nan)  # diverged: for the run to see and to say
     u = np.zeros(len(gram))
     (present,) = np.nonzero(np.diag(gram) > 0)
     if len(present):

@@ -65,7 +65,7 @@ class SwarmSGD(Momentum, Algorithm):
 
         >>> from parley.topology import ring
         >>> SwarmSGD(pairs="many").drawn(ring(4), seed=0, meeting=7)
-        [(0, 1), (2, 3)]
+        [(0, 3), (1, 2)]
         """
         edges = [(i, j) for j, i in topology.edges if i < j]
         numbers = np.random.default_rng(np.random.SeedSequence([seed, 6, meeting]))

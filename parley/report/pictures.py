@@ -72,11 +72,13 @@ def overview(groups: Sequence[Group], made: Sequence[Section] | None = None) -> 
     columns = min(len(charts), 3) or 1
     rows = -(-len(charts) // columns) or 1
     figure = Figure(figsize=(4.9 * columns, 3.8 * rows + 0.9), layout="constrained")
-    # Two lines of title: the space that constrained layout keeps free holds both.
-    figure.suptitle(f"{heading(groups)}\n", fontsize=14, fontweight="bold", x=0.01, ha="left")
-    down = 1 - 0.45 / figure.get_figheight()
-    faint = draw.THEME["faint"]
-    figure.text(0.01, down, settings(groups), fontsize=9.5, va="top", color=faint, parse_math=False)
+    tall = figure.get_figheight()
+    # What is left above is for two lines of title.
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - 0.8 / tall))
+    bold = {"fontsize": 14, "fontweight": "bold"}
+    small = {"fontsize": 9.5, "color": draw.THEME["faint"]}
+    for down, words, font in ((0.1, heading(groups), bold), (0.45, settings(groups), small)):
+        figure.text(0.01, 1 - down / tall, words, font, va="top", parse_math=False)
     panels = figure.subplots(rows, columns, squeeze=False)
     for axes, chart in zip(panels.flat, charts, strict=False):
         _draw(axes, chart)
@@ -201,10 +203,11 @@ def _draw_graph(axes: Axes, chart: Description) -> None:
 def _legend(figure: Figure, charts: Sequence[Description]) -> None:
     """One for all charts of the same methods."""
     handles: dict[str, Artist] = {}
-    for axes in figure.axes:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            handles.setdefault(str(name), handle)
-    if len(handles) > 1 and any(chart.get("link") for chart in charts):
+    for axes, chart in zip(figure.axes, charts, strict=False):
+        if chart.get("link"):
+            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                handles.setdefault(str(name), handle)
+    if len(handles) > 1:
         figure.legend(
             list(handles.values()), list(handles), loc="outside lower center",
             ncols=min(len(handles), 6), frameon=False, fontsize=9,
