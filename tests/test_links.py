@@ -117,22 +117,25 @@ class TestRuns:
             parley.train(agents=4, links="delay=1", workers=2, progress=False, epochs=1)
 
 
-HOSTS, RATE = 3, 8_000_000
+HOSTS, RATE, STEPS = 3, 8_000_000, 4
 METHODS: dict[str, Algorithm] = {"ngc": NGC(), "compngc": CompNGC()}
 
 
 def step(transport: Transport, algorithm: Algorithm) -> float:
-    """Seconds that a step takes once connections have found their speed and kernels are there."""
+    """Seconds that a step takes once connections have found their speed and kernels are there; the
+    least of some, as the machine may be busy."""
     hood = Neighbourhood(transport, LoopEngine(Task(net())))
     samples = [Samples(torch.randn(4, 20), torch.randint(9, (4,))) for _ in hood.agents]
     batch = Batches(samples, hood.agents, 4, Transform(), 0).at(0)
     state = algorithm.init(hood.task.start().expand(len(hood.agents), -1).clone(), hood)
-    for _ in range(2):
+    taken = []
+    for _ in range(STEPS):
         transport.sum(torch.zeros(1))
         began = time.perf_counter()
         state = algorithm.step(state, hood, batch, 0.01)
         transport.sum(torch.zeros(1))
-    return time.perf_counter() - began
+        taken.append(time.perf_counter() - began)
+    return min(taken[1:])
 
 
 def work(rank: int, name: str, folder: Path) -> None:
@@ -161,4 +164,5 @@ def test_a_real_network_takes_as_long_as_the_clock_says(tmp_path: Path) -> None:
         transport = Local(Placement(ring(HOSTS), (0,) * HOSTS))
         transport.clock = parse(f"uplink={RATE}", ring(HOSTS), 0)
         step(transport, algorithm)
-        assert measured[method] == pytest.approx(transport.clock.seconds() / 2, rel=0.2), method
+        expected = transport.clock.seconds() / STEPS
+        assert measured[method] == pytest.approx(expected, rel=0.2), method
