@@ -169,7 +169,10 @@ def test_every_field_of_a_record_is_explained() -> None:
 def test_flags_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--nproc-per-node", "--nnodes", "--rdzv-backend"}
     known |= {"--rdzv-endpoint", "--rdzv-conf", "--node-rank", "--max-restarts"}
-    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+    commands: list[Any] = [typer.main.get_command(app)]
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
         known |= {
             flag for option in command.params for flag in (*option.opts, *option.secondary_opts)
         }
