@@ -2,6 +2,12 @@
 
 __version__ = "0.1.0"
 
+import os
+
+# Torch reports a lost connection with its own call stack before Parley says in words what it means.
+# The setting is read when torch is imported.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, compose
 from parley.api import Result, train
 from parley.errors import BadValue, ParleyError

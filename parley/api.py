@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import networkx as nx
-import torch
 from torch import Tensor, nn
 
 from parley import data as datasets
@@ -20,11 +19,11 @@ from parley.algorithms import Algorithm
 from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.launch import Watcher
 from parley.progress import TrainingProgress
 from parley.run import Event, Problem, Record
 from parley.task import Loss, Task, cross_entropy
 from parley.topology import Topology
+from parley.worker import Load, Watcher
 
 if TYPE_CHECKING:
     from parley.report.pictures import Picture
@@ -153,11 +152,11 @@ def train(
         agents = experiment.agents
         raise BadValue("data", f"{len(own_data)} datasets", f"one for each of {agents} agents")
     build = None if isinstance(model, str) else _builder(model)
-    load: Callable[[Experiment], Problem]
+    load: Load
     if own_data is None:
         load = partial(_named_data, graph, build, loss)
     else:
-        held_out = _all(own_data) if test is None else _held_out(test, own_data[0])
+        held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
         load = partial(_own_data, graph, build, loss, own_data, held_out)
 
     with TrainingProgress(experiment, shown=progress and launch.is_first()) as bar:
@@ -206,10 +205,6 @@ def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return made
 
 
-def _all(samples: Sequence[Samples]) -> Samples:
-    return Samples(torch.cat([s.inputs for s in samples]), torch.cat([s.targets for s in samples]))
-
-
 def _held_out(test: Any, like: Samples) -> Samples:
     valid = "a dataset of the same kind as each agent's"
     try:
@@ -229,8 +224,9 @@ def _named_data(
     build: Callable[[], nn.Module] | None,
     loss: Loss,
     experiment: Experiment,
+    agents: Sequence[int],
 ) -> Problem:
-    return run.problem(experiment, _graph(topology, experiment), build, loss)
+    return run.problem(experiment, agents, _graph(topology, experiment), build, loss)
 
 
 def _own_data(
@@ -240,13 +236,15 @@ def _own_data(
     samples: list[Samples],
     test: Samples,
     experiment: Experiment,
+    agents: Sequence[int],
 ) -> Problem:
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
     build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
     names = tuple(map(str, range(classes)))
-    return Problem(graph, build, samples, test, Transform(), names, loss)
+    hosted = [samples[agent] for agent in agents]
+    return Problem(graph, build, hosted, test, Transform(), names, loss)
 
 
 def _graph(topology: Topology | None, experiment: Experiment) -> Topology:

@@ -10,7 +10,7 @@ them, so that another placement can read what it needs. The two newest epochs ar
 import json
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from parley.errors import ParleyError
-from parley.transport import Kind, Transport
+from parley.transport import KINDS, Kind, Transport
 
 KEPT = 2
 
@@ -104,6 +104,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
     sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
     targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
     seconds, samples = 0.0, 0.0
+    clock: dict[str, Any] = {}
     for path in _parts(folder(run, epoch)):
         header = _header(path)
         rows: dict[str, tuple[list[int], list[int]]] = {}
@@ -122,6 +123,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
         # A worker's count of samples is shared out among its agents, who may live elsewhere now.
         share = len(rows["A"][0]) / len(header["axes"]["A"])
         seconds = max(seconds, header["about"]["seconds"])
+        clock = {k: v for k, v in header["about"].items() if k == "clock"}
         samples += share * header["about"]["samples"]
     for axis, keys in missing.items():
         if keys:
@@ -130,8 +132,43 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
                 f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is of another graph, "
                 "or incomplete"
             )
-    about = {"epoch": epoch, "seconds": seconds, "samples": samples}
+    about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
     return Loaded(type(template)(**fields), about, sent)
+
+
+def models(run: Path, agents: Sequence[int]) -> Loaded | None:
+    """The newest models that are whole for all of these agents, whatever the graph was.
+
+    The state is the models alone: what was kept on edges belongs to another graph.
+    """
+    for epoch in reversed(epochs_present(run)):
+        try:
+            if (found := _models(run, epoch, agents)) is not None:
+                return found
+        except ParleyError:
+            continue  # damaged: the one before it may do
+    return None
+
+
+def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
+    rows: dict[int, Tensor] = {}
+    sent: dict[Kind, dict[int, int]] = {kind: {} for kind in KINDS}
+    about: dict[str, Any] = {"epoch": epoch, "seconds": 0.0, "samples": 0}
+    for path in _parts(folder(run, epoch)):
+        header = _header(path)
+        there = {key[0]: row for row, key in enumerate(header["axes"]["A"]) if key[0] in agents}
+        if not there:
+            continue
+        arrays = _arrays(path, header["checks"])
+        rows |= {agent: torch.from_numpy(arrays["x_AD"][row]) for agent, row in there.items()}
+        for kind, counts in sent.items():
+            counts |= {agent: int(arrays[f"sent_{kind}_A"][row]) for agent, row in there.items()}
+        about["seconds"] = max(about["seconds"], header["about"]["seconds"])
+        about["samples"] += header["about"]["samples"] * len(there) / len(header["axes"]["A"])
+    if set(rows) != set(agents):
+        return None
+    counted = {kind: torch.tensor([of[a] for a in agents]) for kind, of in sent.items()}
+    return Loaded(torch.stack([rows[a] for a in agents]), about, counted)
 
 
 def _folders(run: Path) -> list[tuple[int, Path]]:
@@ -146,15 +183,16 @@ def _parts(path: Path) -> list[Path]:
 
 def _complete(run: Path, epoch: int, transport: Transport) -> bool:
     written = {key[0] for path in _parts(folder(run, epoch)) for key in _header(path)["axes"]["A"]}
-    return written.issuperset(transport.placement.agents)
+    return written.issuperset(transport.placement.hosted)
 
 
 def _axes(transport: Transport) -> dict[str, list[list[int]]]:
     """What each row of an axis stands for: an agent, or an edge as [sender, receiver]."""
-    edges = transport.topology.edges
-    incoming = [list(edges[e]) for r in transport.incoming_of for e in r]
-    outgoing = [list(edges[e]) for r in transport.outgoing_of for e in r]
-    return {"A": [[a] for a in transport.placement.agents], "I": incoming, "O": outgoing}
+    number = transport.placement.number
+    edges = [[number(sender), number(receiver)] for sender, receiver in transport.topology.edges]
+    incoming = [edges[e] for r in transport.incoming_of for e in r]
+    outgoing = [edges[e] for r in transport.outgoing_of for e in r]
+    return {"A": [[a] for a in transport.placement.hosted], "I": incoming, "O": outgoing}
 
 
 def _axis(field: str) -> str:

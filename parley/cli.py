@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -29,6 +30,8 @@ from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
 from parley.errors import BadValue, ParleyError, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
+from parley.hosts import Host
+from parley.peers import speaks
 from parley.progress import TrainingProgress, console
 from parley.report.cli import report
 from parley.reproduce.cli import app as reproduce_app
@@ -75,7 +78,7 @@ def _in_our_words(error: Any) -> str:
 
 
 def _complain(message: str) -> int:
-    if launch.is_first():
+    if speaks():
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     launch.give_the_first_the_word()
     return 2
@@ -250,6 +253,37 @@ File = Annotated[
         show_default=False,
     ),
 ]
+HERE = "What only this host knows"
+HostFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--host",
+        help="A TOML file with this host's own part: agents, and where their data lie.",
+        metavar="FILE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+AgentsHere = Annotated[
+    str | None,
+    typer.Option(
+        help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
+        "share of those nobody claims)",
+        metavar="LIST",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+DataHere = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An agent's own data: a folder, a hub id owner/name, or module:function; may be "
+        "repeated.",
+        metavar="AGENT=PLACE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
 Picture = Annotated[
     Path | None,
     typer.Option(
@@ -303,6 +337,9 @@ def train(
     resume: Resume = False,
     json_: Json = False,
     log: Log = None,
+    host: HostFile = None,
+    agents_here: AgentsHere = None,
+    data_here: DataHere = None,
     **flags: Any,
 ) -> None:
     """Train one model among peers.
@@ -315,6 +352,7 @@ def train(
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
     experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    part = Host.of(host, agents_here, data_here or ())
     logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
@@ -324,7 +362,8 @@ def train(
         TrainingProgress(experiment, launch.is_first()) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
-        outcome = launch.execute(experiment, problem, out, resume, watch)
+        load = partial(problem, places=part.data)
+        outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
         return
     if json_:

@@ -28,6 +28,7 @@ from parley.progress import bars, brief, console, megabytes, status
 from parley.run import EpochDone, Event, Run
 from parley.status import mark_stopped
 from parley.transport import Local
+from parley.worker import Watcher
 
 PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 """The six methods of the NGC paper's tables."""
@@ -151,7 +152,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
         _side_by_side(pending, min(parallel, len(pending)), resume)
 
 
-def _execute(job: Job, resume: bool, watch: launch.Watcher) -> None:
+def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     try:
         with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
             resume = resume and job.out.exists()

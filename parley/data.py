@@ -448,6 +448,9 @@ class Options:
     """Of texts: tokens of each, the rest is cut off."""
     vocabulary: int = 30_522
     """Of texts: the most tokens that a tokenizer made from them has (BERT's number)."""
+    labels: str = ""
+    """Of agents' own data: the names of all classes, comma-separated, where an agent may lack some
+    of them."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
@@ -456,7 +459,7 @@ class Options:
         >>> Options.of({"lenght": 64})
         Traceback (most recent call last):
         parley.errors.BadValue: data: 'lenght' is not valid (did you mean 'length'?); valid: folder,
-        label, length, tokenizer, vocabulary
+        label, labels, length, tokenizer, vocabulary
         """
         known = {field.name: field for field in fields(cls)}
         for name, value in values.items():
@@ -524,46 +527,33 @@ def _recipe(
     )
 
 
-def load_folders(
-    paths: Sequence[str | Path],
-    class_names: Sequence[str] | None = None,
+def load_own(
+    place: str | Path,
     like: str = "",
     root: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
-) -> list[Samples]:
-    """One dataset folder per agent: the training split of each.
+) -> Data:
+    """One agent's dataset: a folder, or the hub id of a dataset; it may lack a test split.
 
-    Classes are matched by name to `class_names` (of the test data, say), so an agent's folder need
-    not have all of them. Without `class_names` all folders must have the same. The inputs are
-    prepared as those of the dataset `like` that is loaded with the same options.
+    The inputs are prepared as those of the dataset `like` that is loaded with the same options.
     """
     chosen = Options.of(options or {})
     recipe = _recipe(SOURCES.get(like), options or {}, chosen, root, tokenizer)
-    loaded = []
-    for agent, path in enumerate(paths):
-        if not Path(path).is_dir():
-            raise BadValue("data", str(path), "a folder", because=f"agent {agent}'s is missing")
-        loaded.append(_load(Path(path), str(path), recipe, needs_test=False))
-    names = tuple(class_names if class_names is not None else loaded[0].class_names)
-    for agent, data in enumerate(loaded):
-        strange = [c for c in data.class_names if c not in names]
-        if strange or (class_names is None and data.class_names != names):
-            found = ", ".join(strange or data.class_names)
-            raise BadValue(
-                "data",
-                str(paths[agent]),
-                f"the classes {', '.join(names)}",
-                because=f"agent {agent} has the classes {found}",
-            )
-    matched = []
-    for data in loaded:
-        number = torch.tensor([names.index(c) for c in data.class_names])
-        matched.append(Samples(data.train.inputs, number[data.train.targets]))
-    return from_user(matched)
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        return _load(folder, str(place), recipe, needs_test=False)
+    found, looked = _locate(str(place), None, root or os.environ.get("PARLEY_DATA_ROOT"))
+    return _load(found, looked, recipe, needs_test=False)
 
 
-def from_user(data: Sequence[Any]) -> list[Samples]:
+def joined(parts: Sequence[Samples]) -> Samples:
+    """Several sets of samples as one."""
+    inputs, targets = [part.inputs for part in parts], [part.targets for part in parts]
+    return Samples(torch.cat(inputs), torch.cat(targets))
+
+
+def from_user(data: Sequence[Any], agents: Sequence[int] | None = None) -> list[Samples]:
     """A user's own datasets, one per agent, as tensors.
 
     Each is a pair (inputs, targets) of tensors or arrays, a torch dataset of (input, target), or a
@@ -576,14 +566,15 @@ def from_user(data: Sequence[Any]) -> list[Samples]:
     """
     if not len(data):
         raise BadValue("data", [], "one dataset per agent")
-    samples = [_from_user(dataset, agent) for agent, dataset in enumerate(data)]
+    agents = range(len(data)) if agents is None else agents
+    samples = [_from_user(dataset, agent) for agent, dataset in zip(agents, data, strict=True)]
     first = samples[0].inputs
-    for agent, one in enumerate(samples):
+    for agent, one in zip(agents, samples, strict=True):
         if one.inputs.shape[1:] != first.shape[1:] or one.inputs.dtype != first.dtype:
             raise BadValue(
                 "data",
                 f"agent {agent}",
-                f"inputs like agent 0's: {_describe(first)}",
+                f"inputs like agent {agents[0]}'s: {_describe(first)}",
                 because=f"its inputs are {_describe(one.inputs)}",
             )
     return samples

@@ -26,7 +26,7 @@ ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a
 
 VARIANTS = ("as-printed", "as-run")
 
-HOW = frozenset({"data_root", "workers", "engine", "device", "threads"})
+HOW = frozenset({"data_root", "workers", "engine", "device", "threads", "on_failure", "patience"})
 """Fields that say how a run is carried out, not what it computes: they may change on resuming."""
 
 
@@ -45,7 +45,8 @@ class Experiment(BaseModel):
     )
 
     data: str = "digits"
-    """Dataset by name (parley data lists them), by its hub id owner/name, or a folder."""
+    """Dataset by name (parley data lists them), by its hub id owner/name, or a folder; or own: the
+    hosts say where their agents' data lie."""
     data_options: dict[str, int | float | str | bool] = {}
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
@@ -60,7 +61,7 @@ class Experiment(BaseModel):
     weights: str = "auto"
     """Mixing weights: uniform, metropolis, sinkhorn, or auto."""
     partition: str = "skew:1"
-    """Who holds what: iid, skew:S, dirichlet:A, classes:K or file:PATH."""
+    """Who holds what: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own: the hosts say it."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the training samples that is used, the same of every class."""
     validation: float = Field(0.0, ge=0, lt=1)
@@ -88,6 +89,11 @@ class Experiment(BaseModel):
     bias_norms: Literal["off", "printed", "run"] = "off"
     """Also record the norms of NGC's bias terms ε and ω: of the mean over neighbours as printed,
     or as run the mean over neighbours of ‖·‖₁/d."""
+    links: str = ""
+    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml: how
+    long the run would take on it is recorded too."""
+    start_agent: int = Field(0, ge=0)
+    """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of parameters and messages."""
     data_root: str | None = None
@@ -102,6 +108,10 @@ class Experiment(BaseModel):
     """cpu, cuda, cuda:1, …"""
     threads: int = Field(1, ge=1)
     """Threads of each worker; more than one rarely pays for small models."""
+    on_failure: Literal["stop", "heal"] = "stop"
+    """What the others do when a worker dies or falls silent: stop, or go on without it."""
+    patience: float = Field(600.0, gt=0)
+    """Seconds after which a worker that says nothing counts as gone, at the start too."""
 
     @classmethod
     def of(cls, **options: Any) -> "Experiment":
@@ -123,6 +133,8 @@ class Experiment(BaseModel):
         if variant and "evonorm" in models.options(flat.get("model", "mlp")):
             evonorm = "hard-swish" if variant == "as-run" else "s0"
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
+        if flat.get("data") == "own":
+            flat.setdefault("partition", "own")
         names = {*ALGORITHM_OPTIONS, *algorithm.model_fields}
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
@@ -140,6 +152,8 @@ class Experiment(BaseModel):
     @model_validator(mode="after")
     def _decay_is_known(self) -> "Experiment":
         parse_decay(self.lr_decay)
+        if self.start_agent >= self.agents:
+            raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
         return self
 
     def to_toml(self) -> str:

@@ -4,6 +4,7 @@ experiment.toml     the full experiment
 environment.json    versions and machine
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
+generations.jsonl   who took part from when on, where a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.status`)
 confusion.json      what the best and the worst agent take for what, at the end
@@ -15,6 +16,8 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ from parley.files import is_partial, write_atomically
 
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
+GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 AGENTS = "agents.json"
@@ -53,9 +57,8 @@ class RunFolder:
             return None
         return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
 
-    def open(self, experiment: Experiment, resume: bool) -> None:
-        """Makes the folder, or checks that it holds this very experiment."""
-        present = self.path / EXPERIMENT
+    def check(self, experiment: Experiment, resume: bool) -> None:
+        """Refuses a folder that this experiment may not be written to; changes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
         other = self.experiment()
@@ -75,10 +78,31 @@ class RunFolder:
         # A run that was killed at its very first moment leaves an unfinished file.
         if self.path.exists() and not all(is_partial(p, EXPERIMENT) for p in self.path.iterdir()):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
-        try:
+
+    def touch(self, mark: Path) -> None:
+        """Makes the folder, and an empty file in it."""
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(present, experiment.to_toml())
+            mark.touch()
+
+    def create(self, experiment: Experiment) -> None:
+        """Writes down what is run here, unless that was done before."""
+        if (self.path / EXPERIMENT).is_file():
+            return
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / EXPERIMENT, experiment.to_toml())
             write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
+
+    def open(self, experiment: Experiment, resume: bool) -> None:
+        """Makes the folder, or checks that it holds this very experiment."""
+        self.check(experiment, resume)
+        self.create(experiment)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise BadValue(
                 "out", str(self.path), "a folder that can be written", str(error)
@@ -98,9 +122,9 @@ class RunFolder:
                 ) from None
         return records
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: dict[str, Any], to: str = RECORDS) -> None:
         """One more record, on disk before this returns."""
-        with (self.path / RECORDS).open("a", encoding="utf-8") as file:
+        with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -108,8 +132,9 @@ class RunFolder:
     def rewind(self, records: list[dict[str, Any]], epoch: int) -> list[dict[str, Any]]:
         """Drops records that are newer than the checkpoint a run goes on from."""
         kept = [r for r in records if r["epoch"] <= epoch]
-        if (self.path / RECORDS).exists():
-            write_atomically(self.path / RECORDS, "".join(json.dumps(r) + "\n" for r in kept))
+        if kept or (self.path / RECORDS).exists():
+            with self._writing():
+                write_atomically(self.path / RECORDS, "".join(json.dumps(r) + "\n" for r in kept))
         return kept
 
     def summary(self) -> dict[str, Any] | None:
@@ -123,11 +148,13 @@ class RunFolder:
     def write_once(self, name: str, content: dict[str, Any]) -> None:
         """A small file beside the records, unless it is there already."""
         if not (self.path / name).exists():
-            write_atomically(self.path / name, json.dumps(content) + "\n")
+            with self._writing():
+                write_atomically(self.path / name, json.dumps(content) + "\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Marks the run as complete."""
-        write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        with self._writing():
+            write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def environment() -> dict[str, Any]:

@@ -11,23 +11,27 @@ from torch import Tensor
 
 from parley.data import Batch, Samples, Transform
 from parley.engine import Engine, Score
+from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 from parley.transport import Transport
 
 
 class TestSet:
-    """Held-out samples, normalised once."""
+    """Held-out samples, normalised once; every process has all of them."""
 
     __test__ = False  # not a test for pytest
 
-    def __init__(self, samples: Samples, transform: Transform, engine: Engine) -> None:
+    def __init__(
+        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+    ) -> None:
         self.engine = engine
+        self.transport = transport
         device = engine.task.start().device
         self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
         self.targets = samples.targets.to(device)
 
     def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy of one model."""
+        """Loss and accuracy of a model that every process knows."""
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
@@ -38,8 +42,49 @@ class TestSet:
         return torch.bincount(cells, minlength=classes**2).view(classes, classes)
 
     def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of each model, ``float64[A, 2]``."""
+        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
         return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
+
+
+class OwnTestSets(TestSet):
+    """Held-out samples that stay with their agents: every model goes to all of them in turn.
+
+    The scores are those on all samples together, as if they lay in one place.
+    """
+
+    def __init__(
+        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+    ) -> None:
+        super().__init__(samples, transform, engine, transport)
+        self.count = float(transport.sum(torch.tensor(float(len(samples)), dtype=torch.float64)))
+        if not self.count:
+            raise BadValue("data", "own", "a test split at one agent at least", "there is none")
+
+    def score(self, x_D: Tensor) -> Score:
+        """Loss and accuracy on the samples of all."""
+        return Score(*(self.transport.sum(self._sums(x_D)) / self.count).tolist())
+
+    def scores(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
+        row = self.transport.placement.row
+        sums_N = [
+            self._sums(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
+            for agent in range(self.transport.topology.agents)
+        ]
+        scores_N = self.transport.sum(torch.stack(sums_N)) / self.count
+        return scores_N[list(self.transport.placement.agents)]
+
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class, of all agents, the model takes for each."""
+        cells = torch.zeros(classes, classes, dtype=torch.int64)
+        if len(self.targets):
+            cells = super().confusion(x_D, classes, chunk).cpu()
+        return self.transport.sum(cells)
+
+    def _sums(self, x_D: Tensor) -> Tensor:
+        here = len(self.targets)
+        score = super().score(x_D) if here else (0.0, 0.0)
+        return torch.tensor(score, dtype=torch.float64) * here
 
 
 def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:

@@ -71,7 +71,7 @@ class Neighbourhood:
         self.engine = engine
         self.task = engine.task
         self.placement = transport.placement
-        self.agents = self.placement.agents
+        self.agents = self.placement.hosted
         self.sizes = self.task.sizes
         """Entries of each parameter tensor in the flat vector."""
         self.loss_A: Tensor | None = None
@@ -79,6 +79,7 @@ class Neighbourhood:
         self._dense = Dense(self.task.size)
 
         topology, row = transport.topology, self.placement.row
+        here, number = list(self.placement.agents), self.placement.number
         edges, weights = topology.edges, topology.edge_weights
         device, dtype = self.task.start().device, self.task.dtype
 
@@ -90,7 +91,7 @@ class Neighbourhood:
 
         self._phases = [_Phase(self, phase) for phase in topology.phases]
         self._rounds = range(len(topology.rounds))
-        self._self_weight_A = column([topology.self_weights[i] for i in self.agents])
+        self._self_weight_A = column([topology.self_weights[i] for i in here])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
         self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
@@ -98,15 +99,15 @@ class Neighbourhood:
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
-        self.weight_sum_A = column([total[i] for i in self.agents])
+        self.weight_sum_A = column([total[i] for i in here])
         """What each agent's weights sum to: 1 unless W is only column-stochastic, [A, 1]."""
         shares = [weights[e] / total[i] for e, (_, i) in enumerate(edges)]
-        self._self_share_A = column([topology.self_weights[i] / total[i] for i in self.agents])
+        self._self_share_A = column([topology.self_weights[i] / total[i] for i in here])
         self._share_in = [column([shares[e] for e in r]) for r in transport.incoming_of]
         self._share_out = [column([shares[e] for e in r]) for r in transport.outgoing_of]
         self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
-        self._owners = [[edges[e][0] for e in r] for r in transport.incoming_of]
+        self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
         self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
         self.incoming = sum(len(r) for r in transport.incoming_of)
         """Size of axis I. Edges stand in the order of the rounds."""
@@ -118,7 +119,6 @@ class Neighbourhood:
         """Row on axis A of the agent at which each outgoing edge starts."""
 
         # Among the agents here an average of what they send is a product with their part of W.
-        here = list(self.agents)
         mixing = topology.mixing if len(here) == topology.agents else topology.mixing[here][:, here]
         dense = len(here) <= DENSE_MIXING
         self._mixing = (_dense(mixing.toarray()) if dense else _sparse(mixing)).to(device, dtype)
@@ -127,7 +127,7 @@ class Neighbourhood:
         self._pairs = Pairs(
             index([row[j] for j, _ in inside]),
             torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
-            torch.tensor([j for j, _ in inside], dtype=torch.int64),
+            torch.tensor([number(j) for j, _ in inside], dtype=torch.int64),
         )
         self._pair_receiver = self._pairs.rows.to(device)
         self._pair_share = column([shares[e] for r in transport.inside for e in r])[:, 0]
@@ -135,7 +135,7 @@ class Neighbourhood:
         self._others = [
             _Others(
                 rows=[row[edges[e][1]] for e in come],
-                owners=[edges[e][0] for e in come],
+                owners=[number(edges[e][0]) for e in come],
                 receiver=index([row[edges[e][1]] for e in come]),
                 weight=column([weights[e] for e in come]),
                 share=column([shares[e] for e in come]),

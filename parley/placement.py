@@ -20,6 +20,8 @@ class Placement:
     topology: Topology
     worker_of: tuple[int, ...]
     here: int = 0
+    numbers: tuple[int, ...] = ()
+    """The experiment's number of each agent on the graph, where some of its agents are absent."""
 
     def __post_init__(self) -> None:
         if len(self.worker_of) != self.topology.agents:
@@ -47,6 +49,15 @@ class Placement:
         return tuple(i for i, w in enumerate(self.worker_of) if w == self.here)
 
     @cached_property
+    def hosted(self) -> tuple[int, ...]:
+        """The experiment's numbers of the agents hosted here, which key all that is random."""
+        return tuple(self.number(agent) for agent in self.agents)
+
+    def number(self, agent: int) -> int:
+        """The experiment's number of an agent on the graph."""
+        return self.numbers[agent] if self.numbers else agent
+
+    @cached_property
     def row(self) -> dict[int, int]:
         """Agent to its row on axis A."""
         return {agent: row for row, agent in enumerate(self.agents)}
@@ -71,5 +82,10 @@ def spread(topology: Topology, workers: int, here: int = 0) -> Placement:
     """
     if not 1 <= workers <= topology.agents:
         raise BadValue("workers", workers, f"1 to {topology.agents}", "every worker hosts an agent")
-    blocks: Sequence[np.ndarray] = np.array_split(np.arange(topology.agents), workers)
-    return Placement(topology, tuple(w for w, b in enumerate(blocks) for _ in b), here)
+    return Placement(topology, blocks(topology.agents, workers), here)
+
+
+def blocks(agents: int, workers: int) -> tuple[int, ...]:
+    """The worker of each agent, in consecutive blocks."""
+    parts: Sequence[np.ndarray] = np.array_split(np.arange(agents), workers)
+    return tuple(w for w, b in enumerate(parts) for _ in b)

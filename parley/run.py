@@ -8,7 +8,7 @@ Everything outside (progress, records on disk, checkpoints) consumes what `Run.e
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parley import data, engines, metrics, models
+from parley import data, engines, links, metrics, models, own
 from parley import partition as partitions
 from parley import topology as topologies
 from parley.data import Batches, Samples, Transform
@@ -44,13 +44,17 @@ class Problem:
     model: Callable[[], nn.Module]
     """Builds the model that every agent starts from."""
     samples: Sequence[Samples]
-    """Each agent's own training data."""
+    """The training data of each agent hosted here, and of no other."""
     test: Samples
     transform: Transform
     class_names: tuple[str, ...]
     loss: Loss = cross_entropy
     note: str = ""
     """What the partition could not obey."""
+    test_is_shared: bool = True
+    """Whether every process has the whole test set, or each that of its own agents."""
+    data_are_own: bool = False
+    """Whether the training data are the hosts' own, of which others are told nothing."""
 
 
 def builder(
@@ -69,15 +73,33 @@ def topology_of(experiment: Experiment) -> Topology:
 
 def problem(
     experiment: Experiment,
+    agents: Sequence[int] | None = None,
     topology: Topology | None = None,
     build: Callable[[], nn.Module] | None = None,
     loss: Loss = cross_entropy,
+    places: Mapping[int, str] | None = None,
 ) -> Problem:
-    """Loads, partitions and checks what the experiment names; what is given stands for a name."""
+    """Loads, partitions and checks what the experiment names; what is given stands for a name.
+
+    Kept are the samples of these agents (default: all). `places` are those of agents' own data.
+    """
     topology = topology or topology_of(experiment)
     experiment.algorithm.check(topology)
+    hosted = range(topology.agents) if agents is None else agents
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     options = experiment.data_options
+    places = places or None
+    if OWN in (experiment.data, experiment.partition):
+        places = places or {}
+    elif places:
+        valid = 'none, unless the experiment has data = "own" or partition = "own"'
+        raise BadValue("data_here", next(iter(places.values())), valid)
+    elif (folders := partitions.folders(experiment.partition)) is not None:
+        if len(folders) != topology.agents:
+            raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
+        places = dict(enumerate(folders))
+    if experiment.data == OWN:
+        return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
     source = data.load(experiment.data, experiment.data_root, options, tokenizer)
     if experiment.fraction < 1:
         share = data.share_of(source.train, experiment.fraction, experiment.seed)
@@ -92,27 +114,74 @@ def problem(
     classes = len(source.class_names)
     build = build or builder(experiment, tuple(source.test.inputs.shape[1:]), classes)
     note = ""
-    folders = partitions.folders(experiment.partition)
-    if folders is not None:
-        samples = data.load_folders(
-            folders,
-            source.class_names,
-            like=experiment.data,
-            root=experiment.data_root,
-            options=options,
-            tokenizer=tokenizer,
-        )
-        if len(samples) != topology.agents:
-            raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
+    if places is not None:
+        like, root = experiment.data, experiment.data_root
+        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        samples = found.samples
     else:
         labels = source.train.targets.numpy()
         partitions.check_labels(labels, classes)
         split = partitions.partition(experiment.partition, labels, topology, experiment.seed)
-        samples = [source.train.take(indices) for indices in split.indices]
+        samples = [source.train.take(split.indices[agent]) for agent in hosted]
         note = split.note
     return Problem(
-        topology, build, samples, source.test, source.transform, source.class_names, loss, note
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=source.test,
+        transform=source.transform,
+        class_names=source.class_names,
+        loss=loss,
+        note=note,
+        data_are_own=places is not None,
     )
+
+
+OWN = "own"
+"""As `data` or `partition`: what each agent's host says."""
+
+
+def _own_problem(
+    experiment: Experiment,
+    hosted: Sequence[int],
+    topology: Topology,
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    places: Mapping[int, str],
+    tokenizer: str | None,
+) -> Problem:
+    """Nothing is common to all but what the handshake finds to be the same."""
+    if experiment.partition != OWN:
+        raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
+    root, options = experiment.data_root, experiment.data_options
+    found = own.load(places, hosted, None, "", root, options, tokenizer)
+    samples = found.samples
+    if experiment.fraction < 1:
+        samples = [data.share_of(s, experiment.fraction, experiment.seed) for s in samples]
+    if build is None:
+        models.check_inputs(experiment.model, samples[0].inputs)
+    shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
+    build = build or builder(experiment, shape, len(names))
+    return Problem(
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=found.test,
+        transform=Transform(),
+        class_names=names,
+        loss=loss,
+        test_is_shared=False,
+        data_are_own=True,
+    )
+
+
+def task_of(experiment: Experiment, problem: Problem) -> Task:
+    """The model that is trained, drawn alike in every process."""
+    device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        model = problem.model()
+    return Task(model, problem.loss, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -159,44 +228,64 @@ def device_of(name: str) -> torch.device:
 class Run:
     """One worker's share of an experiment: the state of its agents and how it goes on."""
 
-    def __init__(self, experiment: Experiment, problem: Problem, transport: Transport) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        problem: Problem,
+        transport: Transport,
+        task: Task | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
         self.note = problem.note
         placement = transport.placement
-        device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
-
-        # Every agent starts from the same weights, drawn alike in every process.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(experiment.seed)
-            model = problem.model()
-        self.task = Task(model, problem.loss, dtype, device)
-        hosted = [problem.samples[a] for a in placement.agents]
+        device = device_of(experiment.device)
+        self.task = task or task_of(experiment, problem)
         self.batches = Batches(
-            hosted,
-            placement.agents,
+            problem.samples,
+            placement.hosted,
             experiment.batch,
             problem.transform,
             experiment.seed,
             device=device,
-            dtype=dtype,
+            dtype=self.task.dtype,
         )
+        if experiment.links:
+            if len(placement.agents) < placement.topology.agents:
+                raise BadValue("links", experiment.links, "workers=1, where all agents are")
+            transport.clock = links.parse(experiment.links, problem.topology, experiment.seed)
         self._try_model(problem)
         self.engine = self._choose_engine()
         self.hood = Neighbourhood(transport, self.engine)
-        self.test = metrics.TestSet(problem.test, problem.transform, self.engine)
-        sizes = [len(s) for s in problem.samples]
-        self.steps_per_epoch = data.steps_per_epoch(sizes, experiment.batch)
+        make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
+        self.test = make(problem.test, problem.transform, self.engine, transport)
+        if steps_per_epoch is None:
+            sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
+            steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
+        self.steps_per_epoch = steps_per_epoch
         self.decay = parse_decay(experiment.lr_decay)
 
-        x_AD = self.task.start().expand(len(placement.agents), -1).clone()
+        # Every agent starts from the same weights, whatever its own process has drawn.
+        x_D = transport.broadcast(self.task.start(), self._start_agent())
+        x_AD = x_D.expand(len(placement.agents), -1).clone()
         self.state: Any = self.algorithm.init(x_AD, self.hood)
         self.epoch = 0
         """Epochs made so far."""
+        self.step = 0
+        """Steps made so far."""
+        self.losses: list[float] = []
+        """The hosted agents' mean loss in each step of the epoch."""
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
+
+    def _start_agent(self) -> int:
+        """The named agent, or the first that is present where it is not."""
+        numbers = self.transport.placement.numbers
+        named = self.experiment.start_agent
+        return numbers.index(named) if named in numbers else 0 if numbers else named
 
     def _choose_engine(self) -> Engine:
         """As asked for; for ``auto`` what the first worker finds fastest, the same on all."""
@@ -210,8 +299,9 @@ class Run:
     def _try_model(self, problem: Problem) -> None:
         """Finds out on one sample whether model and data fit, before anything is written."""
         classes, device = len(problem.class_names), self.task.start().device
-        inputs = problem.transform.normalise(problem.test.inputs[:1], self.task.dtype).to(device)
-        last = torch.full_like(problem.test.targets[:1], classes - 1).to(device)
+        one = (problem.test if len(problem.test) else problem.samples[0]).take([0])
+        inputs = problem.transform.normalise(one.inputs, self.task.dtype).to(device)
+        last = torch.full_like(one.targets, classes - 1).to(device)
         try:
             self.task.loss(self.task.predict(self.task.start(), inputs), last)
         except Exception as error:  # whatever the model and the loss may raise
@@ -231,13 +321,18 @@ class Run:
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs beside the state."""
         samples = self._earlier_samples + self.engine.samples
-        return {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        clock = self.transport.clock
+        return about if clock is None else {**about, "clock": clock.state()}
 
     def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
         """Goes on from a checkpoint."""
         self.state = state
         self.epoch, self.seconds = about["epoch"], about["seconds"]
+        self.step = about.get("step", self.epoch * self.steps_per_epoch)
         self._earlier_samples = about["samples"]
+        if self.transport.clock is not None and "clock" in about:
+            self.transport.clock.restore(about["clock"])
         for kind, value in sent.items():
             self.transport.sent[kind].copy_(value)
 
@@ -247,22 +342,24 @@ class Run:
         yield Started(self.task.size, self.note)
         while self.epoch < experiment.epochs:
             lr = experiment.lr * self.decay(self.epoch, experiment.epochs)
-            losses = []
-            for step in range(
-                self.epoch * self.steps_per_epoch, (self.epoch + 1) * self.steps_per_epoch
-            ):
+            while self.step < (self.epoch + 1) * self.steps_per_epoch:
                 started = time.perf_counter()
-                hood, batch = self.hood.at(step), self.batches.at(step)
+                hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 self.state = self.algorithm.step(self.state, hood, batch, lr)
-                losses.append(self._checked_loss(hood, step))
-                self.seconds += time.perf_counter() - started
-                yield StepDone(step + 1, self.steps, losses[-1])
+                self.losses.append(self._checked_loss(hood, self.step))
+                self.step += 1
+                seconds = time.perf_counter() - started
+                self.seconds += seconds
+                if self.transport.clock is not None:
+                    self.transport.clock.compute(seconds / len(hood.agents))
+                yield StepDone(self.step, self.steps, self.losses[-1])
             self.epoch += 1
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
-            record = self.record(lr, sum(losses) / len(losses)) if due else None
+            record = self.record(lr) if due else None
             self._check_record(record or {})
             yield EpochDone(self.epoch, record)
+            self.losses.clear()
 
     def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
         loss_A = hood.loss_A
@@ -282,7 +379,8 @@ class Run:
 
     def _check_losses(self, loss_N: Tensor) -> None:
         for agent in torch.nonzero(~torch.isfinite(loss_N)).flatten()[:1]:
-            what = f"loss: {float(loss_N[agent])} at agent {int(agent)}"
+            number = self.transport.placement.number(int(agent))
+            what = f"loss: {float(loss_N[agent])} at agent {number}"
             raise self._diverged(what, self.epoch * self.steps_per_epoch)
 
     def _check_record(self, record: Record) -> None:
@@ -295,7 +393,13 @@ class Run:
         remedy = f"{DIVERGED}; try a smaller lr (now {self.experiment.lr:g})"
         return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
 
-    def record(self, lr: float, loss_train: float) -> Record:
+    def _by_agent(self, values: list[float]) -> list[float | None]:
+        """In the order of the experiment's agents, with nothing for those who are absent."""
+        numbers = self.transport.placement.numbers or range(len(values))
+        present = dict(zip(numbers, values, strict=True))
+        return [present.get(agent) for agent in range(self.experiment.agents)]
+
+    def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         gamma = self.algorithm.gossip_rate
@@ -305,8 +409,10 @@ class Run:
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
-        hosted = len(self.hood.agents)
-        loss = transport.sum(torch.tensor(loss_train * hosted, dtype=torch.float64))
+        # An agent that has just come has made no step of this epoch.
+        hosted = len(self.hood.agents) if self.losses else 0
+        loss = sum(self.losses) / max(len(self.losses), 1) * hosted
+        trained = transport.sum(torch.tensor([loss, hosted], dtype=torch.float64))
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
@@ -314,17 +420,17 @@ class Run:
             "step": self.epoch * self.steps_per_epoch,
             "lr": lr,
             "loss": mean.loss,
-            "loss_train": float(loss) / transport.topology.agents,
+            "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
             "accuracy_own": float(own_N.mean()),
             "accuracy_own_min": float(own_N.min()),
             "accuracy_own_max": float(own_N.max()),
             "accuracy_after_gossip": float(gossiped_N.mean()),
-            "accuracy_agents": [round(a, 6) for a in own_N.tolist()],
+            "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
-            "distance_agents": [
-                float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()
-            ],
+            "distance_agents": self._by_agent(
+                [float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()]
+            ),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
@@ -334,7 +440,10 @@ class Run:
             norms = metrics.bias_norms(x_AD, batch, self.hood, experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
             self.engine.samples = samples_before  # measuring is not training
-        record["seconds"] = round(self.seconds, 3)
-        record["gradients_per_second"] = round(float(samples) / max(self.seconds, 1e-9), 1)
+        seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
+        record["seconds"] = round(seconds, 3)
+        record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
+        if transport.clock is not None:
+            record["seconds_network"] = round(transport.clock.seconds(), 3)
         record["peak_memory_mb"] = round(metrics.peak_memory_mb(transport), 1)
         return record

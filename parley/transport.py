@@ -22,8 +22,9 @@ from torch import Tensor
 
 from parley.codec import Codec
 from parley.errors import ParleyError
+from parley.links import Clock
 from parley.placement import Placement
-from parley.topology import Topology
+from parley.topology import Edge, Topology
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
 """What a message is about; bytes are counted apart for each."""
@@ -121,6 +122,8 @@ class Transport(ABC):
         self.topology = placement.topology
         self.step = 0
         """Goes into headers; set by the training loop."""
+        self.clock: Clock | None = None
+        """Tells how long messages would take on some network, where one is simulated."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
         """Bytes that each hosted agent has handed to the wire."""
         edges, row, rounds = self.topology.edges, placement.row, self.topology.rounds
@@ -143,11 +146,13 @@ class Transport(ABC):
         """The same agents in the same places on another graph; bytes are counted together."""
         other = type(self)(replace(self.placement, topology=topology))
         other.sent = self.sent
+        other.clock = self.clock
         return other
 
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         """Every agent sends its message to all its out-neighbours."""
         self._count(kind, self._senders, wire_AB.shape[1])
+        self._time(kind, self.topology.edges, wire_AB.shape[1])
         return self._forward(wire_AB, kind, codec)
 
     def backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
@@ -167,6 +172,7 @@ class Transport(ABC):
         row, ends = self.placement.row, self.topology.edges
         senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
         self._count(kind, senders, wire_AB.shape[1])
+        self._time(kind, [ends[e] for e in edges], wire_AB.shape[1])
         return self._along(edges, wire_AB, kind, codec)
 
     def count_server(self, kind: Kind, length: int) -> None:
@@ -179,6 +185,13 @@ class Transport(ABC):
     def count_replies(self, round_: int, kind: Kind, length: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
+        ends = self.topology.edges
+        self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length)
+
+    def _time(self, kind: Kind, edges: Sequence[Edge], length: int) -> None:
+        """Lets the simulated network carry a message along each of these edges."""
+        if self.clock is not None and kind != "evaluation":
+            self.clock.send(edges, HEADER.itemsize + length, self.step)
 
     def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
         size = HEADER.itemsize + length
@@ -200,6 +213,10 @@ class Transport(ABC):
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker."""
+
+    @abstractmethod
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
 
 
 def _index(values: Iterator[int]) -> Tensor:
@@ -229,6 +246,10 @@ class Local(Transport):
         return values_A
 
     def sum(self, values: Tensor) -> Tensor:
+        """There is one worker."""
+        return values
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """There is one worker."""
         return values
 
@@ -281,6 +302,10 @@ class _Route:
 
 class Processes(Transport):
     """Agents spread over the processes of a `torch.distributed` group."""
+
+    overlap = True
+    """Whether there is something else to do while messages are under way; without, each is waited
+    for where it is sent."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(placement)
@@ -362,8 +387,12 @@ class Processes(Transport):
         with _reaching_others():
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
-            requests = dist.batch_isend_irecv(sends + receipts)
+            # Gloo tells a sender that its message is awaited on the connection that also carries
+            # the own message, behind which it would wait: the two directions would take turns.
+            requests = dist.batch_isend_irecv(receipts + sends)
         transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
+        if not self.overlap:
+            transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
         return transfer
 
@@ -387,6 +416,14 @@ class Processes(Transport):
         with _reaching_others():
             dist.all_reduce(total)
         return total.to(values.device)
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
+        sent = values.to(self._wire_device, copy=True).contiguous()
+        with _reaching_others():
+            dist.broadcast(sent, self.placement.worker_of[agent])
+        return sent.to(values.device)
 
 
 @contextmanager

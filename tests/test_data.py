@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from parley import data as module
+from parley import own
 from parley.data import (
     Batches,
     Samples,
     Transform,
     from_user,
     load,
-    load_folders,
     steps_per_epoch,
 )
 from parley.errors import BadValue
@@ -603,20 +603,24 @@ def test_from_user_needs_someone():
 def test_one_folder_per_agent(tmp_path):
     for name, n in (("a", 3), ("b", 4)):
         write_hub_folder(tmp_path / name, {"train": noise(n, 4, 4)})
-    shares = load_folders([tmp_path / "a", str(tmp_path / "b")])
+    shares = own.load({0: tmp_path / "a", 1: str(tmp_path / "b")}).samples
     assert [len(share) for share in shares] == [3, 4]
     assert shares[0].inputs.dtype == torch.uint8
 
     write_hub_folder(tmp_path / "c", {"train": noise(2, 4, 4)}, names=("dog",))
+    both = {0: tmp_path / "a", 1: tmp_path / "c"}
     with pytest.raises(BadValue, match=r"agent 1 has the classes dog"):
-        load_folders([tmp_path / "a", tmp_path / "c"])
-    matched = load_folders([tmp_path / "a", tmp_path / "c"], class_names=["bird", "cat", "dog"])
-    assert [share.targets.tolist() for share in matched] == [[1, 2, 1], [2, 2]]
+        own.load(both)
+    for how in ({"class_names": ["bird", "cat", "dog"]}, {"options": {"labels": "bird, cat,dog"}}):
+        matched = own.load(both, **how)
+        assert [share.targets.tolist() for share in matched.samples] == [[1, 2, 1], [2, 2]]
+        assert matched.class_names == ("bird", "cat", "dog")
     with pytest.raises(BadValue, match="agent 0 has the classes cat"):
-        load_folders([tmp_path / "a"], class_names=["dog"])
-    with pytest.raises(BadValue, match="agent 1's is missing"):
-        load_folders([tmp_path / "a", tmp_path / "nowhere"])
-    [large] = load_folders([tmp_path / "a"], like="imagenette-224", options={"folder": "stand-in"})
+        own.load({0: tmp_path / "a"}, class_names=["dog"])
+    with pytest.raises(BadValue, match="agent 1's data cannot be found"):
+        own.load({0: tmp_path / "a", 1: tmp_path / "nowhere"})
+    options = {"folder": "stand-in"}
+    [large] = own.load({0: tmp_path / "a"}, like="imagenette-224", options=options).samples
     assert large.inputs.shape == (3, 1, 256, 256)
 
 

@@ -95,7 +95,8 @@ def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
     file = given.pop("file", None)
     if name == "train":
         options = {k: v for k, v in given.items() if k not in ("out", "resume", "json_", "log")}
-        options = {k: v for k, v in options.items() if k not in ("model_options", "data_options")}
+        elsewhere = ("model_options", "data_options", "host", "agents_here", "data_here")
+        options = {k: v for k, v in options.items() if k not in elsewhere}
         Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
 
 
@@ -167,7 +168,7 @@ def test_every_field_of_a_record_is_explained() -> None:
 
 def test_flags_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--nproc-per-node", "--nnodes", "--rdzv-backend"}
-    known |= {"--rdzv-endpoint"}
+    known |= {"--rdzv-endpoint", "--rdzv-conf", "--node-rank", "--max-restarts"}
     commands: list[Any] = [typer.main.get_command(app)]
     while commands:
         command = commands.pop()

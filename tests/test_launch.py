@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from parley import launch
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.run import Problem, problem
+from parley.worker import Load
 
 EPOCHS = 12
 OPTIONS: dict[str, Any] = {
@@ -47,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("launch")
 
 
-def torchrun(*words: str, token: str) -> "subprocess.Popen[str]":
+def torchrun(*words: str, token: str, restarts: int = 0) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "parley", *words],
+         f"--max-restarts={restarts}", "-m", "parley", *words],
         env={**os.environ, TOKEN: token, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -80,7 +80,7 @@ def diverging(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 def run_here(
     out: Path | None,
     resume: bool = False,
-    load: Callable[[Experiment], Problem] = problem,
+    load: Load = problem,
     **more: Any,
 ) -> launch.Outcome:
     """This process as worker 0, with real processes as the others."""
@@ -229,19 +229,21 @@ class StopAfter:
             raise KeyboardInterrupt
 
 
-def poisoned(experiment: Experiment) -> Problem:
+def poisoned(experiment: Experiment, agents: Sequence[int]) -> Problem:
     """Agent 7, who lives in the second worker, has data beyond all measure."""
-    made = problem(experiment)
+    made = problem(experiment, agents)
     samples = list(made.samples)
-    inputs = samples[7].inputs
-    samples[7] = type(samples[7])(torch.full(inputs.shape, torch.inf), samples[7].targets)
+    if 7 in agents:
+        own = samples[agents.index(7)]
+        bad = type(own)(torch.full(own.inputs.shape, torch.inf), own.targets)
+        samples[agents.index(7)] = bad
     return dataclasses.replace(made, samples=samples)
 
 
-def broken_elsewhere(experiment: Experiment) -> Problem:
+def broken_elsewhere(experiment: Experiment, agents: Sequence[int]) -> Problem:
     if multiprocessing.parent_process() is not None:
         raise ZeroDivisionError("a mistake")
-    return problem(experiment)
+    return problem(experiment, agents)
 
 
 class TestBadInput:
@@ -277,9 +279,8 @@ class TestBadInput:
     def test_too_few_processes(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for key, value in as_rank(0, 2).items():
             monkeypatch.setenv(key, value)
-        monkeypatch.setattr(launch, "JOINING", timedelta(seconds=1))
         with pytest.raises(ParleyError, match="announced 2 processes, which did not all come"):
-            run_here(tmp_path / "run")
+            run_here(tmp_path / "run", patience=1)
         assert not (tmp_path / "run").exists()
 
     def test_processes_with_different_experiments(self, folder: Path) -> None:
@@ -289,9 +290,10 @@ class TestBadInput:
         one = Command(folder, *RUN, "--out", out, environment=first)
         other = Command(folder, *RUN, "--seed=5", "--out", out, environment=second)
         assert (one.wait(), other.wait()) == (2, 2)
+        here = socket.gethostname()
         assert one.error() == (
-            "workers: worker 1 was started with another experiment than worker 0; "
-            "give all the same options"
+            f"hosts do not agree: seed is 5 at worker 1 ({here}, agents 5, 6, 7, 8, 9) "
+            f"but 0 at worker 0 ({here}, agents 0, 1, 2, 3, 4)"
         )
         assert other.err == ""
         assert not out.exists()

@@ -12,8 +12,8 @@ from pyarrow import parquet
 from torch import nn
 
 from parley import data as data_module
-from parley import engines, tokens
-from parley.data import Batches, Samples, Transform, from_user, load, load_folders
+from parley import engines, own, tokens
+from parley.data import Batches, Samples, Transform, from_user, load
 from parley.errors import BadValue
 from parley.models import build, options
 from parley.task import Task
@@ -431,8 +431,9 @@ def test_agents_with_folders_of_texts_need_one_tokenizer(tmp_path, tiny):
         write_texts(tmp_path / name, {"train": texts_of(n)})
     folders = [tmp_path / "a", tmp_path / "b"]
     with pytest.raises(BadValue, match=r"data.tokenizer: 'train'.*for all of them"):
-        load_folders(folders)
-    shares = load_folders(folders, options={"length": 8}, tokenizer=str(tiny))
+        own.load(dict(enumerate(folders)))
+    found = own.load(dict(enumerate(folders)), options={"length": 8}, tokenizer=str(tiny))
+    shares = found.samples
     assert [tuple(share.inputs.shape) for share in shares] == [(3, 8), (4, 8)]
     with pytest.raises(BadValue, match="it has texts"):
         from_user([datasets.load_dataset(str(tmp_path / "a"))["train"]])

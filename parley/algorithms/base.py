@@ -12,7 +12,7 @@ from torch import Tensor
 
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood import Flow, Neighbourhood
 from parley.topology import Property, Topology
 
 AS_RUN: dict[str, Any] = {
@@ -124,3 +124,8 @@ class MomentumSGD(Momentum, Algorithm):
     gradient_at: Literal["own", "mixed"] = "own"
     """Where the self-gradient is taken: at the own model as printed, or as run at the model
     already mixed with the neighbours'."""
+
+    def mixed(self, x_AD: Tensor, x_I: Flow, hood: Neighbourhood) -> Tensor:
+        """The models after a gossip step. Waits for the neighbours': where the self-gradient does
+        not need them, it is computed before, while they are under way."""
+        return torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)

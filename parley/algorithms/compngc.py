@@ -71,9 +71,9 @@ class CompNGC(CompressedClustering, NGC):
         """Lines 3 to 21."""
         x_AD, v_AD, e_AD, e_ID = state
         x_I = hood.exchange(x_AD)  # line 8
-        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
-        at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
+        at_AD = x_AD if self.gradient_at == "own" else self.mixed(x_AD, x_I, hood)
         memory = {"e_AD": e_AD, "e_ID": e_ID}
         g_AD = self.gradient(at_AD, x_I, hood, batch, memory)  # lines 4-7 and 9-18
         d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)  # line 19
+        mixed_AD = self.mixed(x_AD, x_I, hood) if self.gradient_at == "own" else at_AD
         return State(mixed_AD + d_AD, v_AD, **memory)  # lines 20-21

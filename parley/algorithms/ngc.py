@@ -71,8 +71,8 @@ class NGC(Clustering, MomentumSGD):
         """Lines 3 to 15."""
         x_AD, v_AD = state
         x_I = hood.exchange(x_AD)  # line 5
-        mixed_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
-        at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
+        at_AD = x_AD if self.gradient_at == "own" else self.mixed(x_AD, x_I, hood)
         g_AD = self.gradient(at_AD, x_I, hood, batch, {})  # lines 4 and 6-12
         d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)  # line 13
+        mixed_AD = self.mixed(x_AD, x_I, hood) if self.gradient_at == "own" else at_AD
         return State(mixed_AD + d_AD, v_AD)  # lines 14-15

@@ -1,0 +1,112 @@
+"""What it is worth that messages are under way while gradients are computed.
+
+    python -m benchmarks.overlap            measures, prints and writes benchmarks/overlap.json
+
+Three hosts (network namespaces, veth pairs, a bridge), each of which can send 20 Mbit/s (tc tbf).
+Steps with overlap and steps that wait for every message take turns on the same connections, so that
+whatever else the machine does hits both. Needs root and iproute2.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import namespaces
+
+from parley.algorithms import NGC
+from parley.data import Batches, Samples, Transform
+from parley.engine import LoopEngine
+from parley.neighbourhood import Neighbourhood
+from parley.placement import spread
+from parley.task import Task
+from parley.topology import ring
+from parley.transport import Processes
+
+HOSTS = 3
+RATE = "20mbit"
+RECORD = Path(__file__).with_name("overlap.json")
+
+
+def net() -> nn.Module:
+    """A small convolutional network: 0.1 million parameters, some tens of ms for a gradient."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(4), nn.Flatten(), nn.Linear(32 * 8 * 8, 48), nn.ReLU(), nn.Linear(48, 10),
+    )  # fmt: skip
+
+
+def work(rank: int, name: str, steps: int, results: "multiprocessing.Queue[list[float]]") -> None:
+    namespaces.enter(name)
+    torch.set_num_threads(1)
+    store = TCPStore("10.77.0.1", 29500, is_master=rank == 0, timeout=timedelta(minutes=5))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=HOSTS)
+    transport = Processes(spread(ring(HOSTS), HOSTS, rank))
+    hood = Neighbourhood(transport, LoopEngine(Task(net())))
+    samples = Samples(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
+    batches = Batches([samples], hood.agents, 32, Transform(), 0)
+    algorithm = NGC()
+    state = algorithm.init(hood.task.start()[None], hood)
+    taken: dict[bool, list[float]] = {True: [], False: []}
+    for step in range(2 * steps + 4):
+        transport.overlap = bool(step % 2)
+        transport.step = step
+        batch = batches.at(step)
+        dist.barrier()
+        began = time.perf_counter()
+        state = algorithm.step(state, hood, batch, 0.01)
+        dist.barrier()
+        if step >= 4:  # the first ones open connections and fill caches
+            taken[transport.overlap].append(time.perf_counter() - began)
+    if rank == 0:
+        results.put([*taken[True], *taken[False]])
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(steps: int) -> dict[str, object]:
+    if reason := namespaces.missing():
+        sys.exit(reason)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with namespaces.network(HOSTS, rate=RATE) as names:
+        workers = [
+            context.Process(target=work, args=(rank, name, steps, results), daemon=True)
+            for rank, name in enumerate(names)
+        ]
+        for worker in workers:
+            worker.start()
+        found = results.get(timeout=600)
+        for worker in workers:
+            worker.join(60)
+    overlap, waiting = found[:steps], found[steps:]
+    ratios = [w / o for w, o in zip(waiting, overlap, strict=True)]
+    return {
+        "hosts": HOSTS,
+        "rate": RATE,
+        "parameters": sum(p.numel() for p in net().parameters()),
+        "steps": steps,
+        "seconds_overlap": round(statistics.median(overlap), 4),
+        "seconds_waiting": round(statistics.median(waiting), 4),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_quartiles": [round(q, 3) for q in statistics.quantiles(ratios, n=4)[::2]],
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=20)
+    found = measure(parser.parse_args().steps)
+    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))

@@ -1,0 +1,79 @@
+"""A host's own part of a run: which agents live here, and where their data lie.
+
+One experiment is for all hosts. What differs from host to host is in a small TOML file beside it,
+or in flags, and is told to no other host but for the agents' numbers:
+
+    agents = [0, 1]
+
+    [data]
+    0 = "/srv/ward-a"        # a folder
+    1 = "wards:second"       # a Python function: module:function
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from parley.errors import BadValue, first_error
+from parley.experiment import read_file
+
+
+class Host(BaseModel):
+    """What only this host knows.
+
+    >>> Host(data={"0": "/srv/ward-a"}).hosted()
+    (0,)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    agents: tuple[int, ...] | None = None
+    """Agents that live here; left out: those of `data`, or a share of those nobody claims."""
+    data: dict[int, str] = {}
+    """Of each agent here a folder, a hub id owner/name, or module:function."""
+
+    @field_validator("agents")
+    @classmethod
+    def _each_once(cls, agents: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        return tuple(sorted(set(agents))) if agents is not None else None
+
+    @classmethod
+    def of(
+        cls, file: Path | None = None, agents: str | None = None, data: Sequence[str] = ()
+    ) -> "Host":
+        """From a file and flags, which win: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
+        given = read_file(file) if file else {}
+        if agents is not None:
+            try:
+                given["agents"] = [int(number) for number in agents.split(",")]
+            except ValueError:
+                raise BadValue("agents_here", agents, "numbers, for example 0,1") from None
+        places = {}
+        for pair in data:
+            number, equals, place = pair.partition("=")
+            if not (number.isdecimal() and equals and place):
+                raise BadValue("data_here", pair, "AGENT=PLACE, for example 0=/srv/ward-a")
+            places[number] = place
+        if places:
+            given["data"] = {**given.get("data", {}), **places}
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise first_error(error, cls.model_fields) from None
+        except TypeError:
+            raise BadValue("host", str(file), "a table with agents and data") from None
+
+    def hosted(self) -> tuple[int, ...] | None:
+        """The agents that this process takes; None: whatever is left to it.
+
+        Where a launcher started several processes on this host, they share its agents.
+        """
+        agents = self.agents if self.agents is not None else tuple(sorted(self.data)) or None
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if agents is None or here == 1:
+            return agents
+        part = np.array_split(np.array(agents, dtype=int), here)
+        return tuple(part[int(os.environ["LOCAL_RANK"])].tolist())

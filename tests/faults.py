@@ -1,0 +1,151 @@
+"""Hosts for tests: real processes with folders of their own, to be killed, paused and restarted."""
+
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from processes import PATIENCE, process, until
+from test_launch import as_ranks
+
+import parley
+from parley import launch
+from parley.data import Transform
+from parley.errors import ParleyError
+from parley.experiment import Experiment
+from parley.run import Problem, problem
+
+HURRY = "hurry"
+
+
+@dataclass(frozen=True)
+class Paced(Transform):
+    """Takes its time for every batch until there is no need to: so that a run lasts as long as
+    what is done to it."""
+
+    folder: str = ""
+    pause: float = 0.01
+
+    def normalise(self, inputs: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        if not (Path(self.folder) / HURRY).exists():
+            time.sleep(self.pause)
+        return super().normalise(inputs, dtype)
+
+
+def paced(folder: str, odd: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
+    made = problem(experiment, agents)
+    if odd == "nan":
+        made.samples[-1].inputs[-1] = torch.nan
+    transform = Paced(made.transform.mean, made.transform.std, folder=folder)
+    return replace(made, transform=transform)
+
+
+class Hosts:
+    """One worker on each host, each with an output folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world: int,
+        present: Sequence[int] | None = None,
+        odd: Mapping[int, str] = {},
+        **options: Any,
+    ) -> None:
+        """`odd` names a host's peculiarity: another "version", or "nan" among its data."""
+        self.folder = folder
+        self.experiment = Experiment.of(**options)
+        self.environments = as_ranks(world)
+        self.odd = odd
+        self.running: dict[int, Any] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for rank in range(world) if present is None else present:
+            self.start(rank)
+
+    def start(self, rank: int, resume: bool = False) -> None:
+        environment = {**self.environments[rank], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        odd = self.odd.get(rank, "")
+        self.running[rank] = process(
+            host, self.experiment, environment, self.out(rank), resume, self.folder, odd
+        )
+
+    def out(self, rank: int) -> Path:
+        return self.folder / f"host-{rank}"
+
+    def err(self, rank: int) -> str:
+        path = self.folder / f"host-{rank}.err"
+        return path.read_text() if path.exists() else ""
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.running[rank].pid, number)
+
+    def kill(self, rank: int) -> None:
+        self.running[rank].kill()
+        self.running[rank].join()
+
+    def hurry(self) -> None:
+        (self.folder / HURRY).touch()
+
+    def generations(self, rank: int = 0) -> list[dict[str, Any]]:
+        return lines(self.out(rank) / "generations.jsonl")
+
+    def records(self, rank: int = 0) -> list[dict[str, Any]]:
+        return lines(self.out(rank) / "records.jsonl")
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Waits; fails with what the hosts said if one ends by itself meanwhile."""
+
+        def over() -> bool:
+            return any(worker.exitcode not in (None, -9) for worker in self.running.values())
+
+        assert until(ready, over, pause=0.02) or ready(), self.words()
+
+    def wait(self, rank: int) -> int:
+        self.running[rank].join(PATIENCE)
+        assert self.running[rank].exitcode is not None, f"still running: {self.words()}"
+        code: int = self.running[rank].exitcode
+        return code
+
+    def words(self) -> str:
+        return "\n".join(f"--- host {rank}\n{self.err(rank)}" for rank in self.running)
+
+    def end(self) -> None:
+        for worker in self.running.values():
+            worker.kill()
+            worker.join()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    found = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in found]
+
+
+def host(
+    experiment: Experiment,
+    environment: Mapping[str, str],
+    out: Path,
+    resume: bool,
+    folder: Path,
+    odd: str,
+) -> None:
+    """One host's process: what ``parley train`` does, with a pace that the test sets."""
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    descriptor = os.open(out.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 2)
+    sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)
+    if odd == "version":
+        parley.__version__ = "9.9"
+    load = partial(paced, str(folder), odd)
+    try:
+        launch.execute(experiment, load, out, resume, lambda event: None)
+    except ParleyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,91 @@
+"""Hosts on one machine that can only reach each other by a network of their own.
+
+Each is a network namespace with a veth pair to a common bridge. That takes root and iproute2.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+NEW_NETWORK = 0x40000000
+"""CLONE_NEWNET."""
+SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0",)
+"""A connection keeps its speed between two steps, as one that is in use all the time does."""
+DEVICE = "eth0"
+"""What the network is called inside every namespace."""
+
+
+def missing() -> str:
+    """Why there can be no namespaces here; nothing if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "network namespaces need iproute2 (ip and tc)"
+    name = f"parley{os.getpid()}probe"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if tried.returncode:
+        return f"network namespaces cannot be made here: {tried.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", name], check=True)
+    return ""
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    assert not done.returncode, f"ip {' '.join(words)}: {done.stderr}"
+
+
+@contextmanager
+def network(hosts: int, rate: str = "") -> Iterator[list[str]]:
+    """The names of so many namespaces, host i with the address 10.77.0.i+1.
+
+    `rate` (as tc writes it, 20mbit) is the most that each host can send.
+    """
+    stem = f"pl{os.getpid() % 100000}"
+    names = [f"{stem}h{number}" for number in range(hosts)]
+    bridge = f"{stem}br"
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            ip("link", "add", f"{name}v", "type", "veth", "peer", "name", DEVICE, "netns", name)
+            ip("link", "set", f"{name}v", "master", bridge, "up")
+            ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", DEVICE)
+            ip("-n", name, "link", "set", DEVICE, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            for setting in SETTINGS:
+                ip("netns", "exec", name, "sysctl", "-qw", setting)
+            if rate:
+                # Single packets, or acknowledgements wait behind long trains of data.
+                ip("-n", name, "link", "set", DEVICE, "gso_max_segs", "1")
+                limit = ["root", "tbf", "rate", rate, "burst", "64kb", "limit", "32mb"]
+                words = ["netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *limit]
+                ip(*words)
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "link", "del", f"{name}v"], capture_output=True)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+
+
+def enter(name: str) -> None:
+    """Moves this process, which has one thread yet, into a namespace."""
+    with Path(f"/run/netns/{name}").open() as opened:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(opened.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
+
+
+def sent() -> int:
+    """Bytes that have left this process's namespace so far."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == DEVICE:
+            return int(numbers.split()[8])
+    raise ValueError(f"no {DEVICE}")
