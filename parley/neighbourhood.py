@@ -76,6 +76,9 @@ class Neighbourhood:
         """Entries of each parameter tensor in the flat vector."""
         self.loss_A: Tensor | None = None
         """Loss of the hosted agents' own models when `gradient` was last asked for."""
+        self.apart = False
+        """Whether the models that an algorithm starts from are unequal, as after a host has gone.
+        Then what an algorithm must know of the neighbours' has to be sent."""
         self._dense = Dense(self.task.size)
 
         topology, row = transport.topology, self.placement.row
