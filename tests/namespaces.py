@@ -15,8 +15,9 @@ from pathlib import Path
 import relay
 from relay import DEVICE
 
-SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0",)
-"""A connection keeps its speed between two steps, as one that is in use all the time does."""
+SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0", "net.ipv4.tcp_congestion_control=reno")
+"""A connection keeps its speed between two steps, as one that is in use all the time does, and does
+not slow down now and then to find out what the network can do, as with BBR."""
 
 
 def missing() -> str:
