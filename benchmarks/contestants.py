@@ -48,8 +48,8 @@ class Parley:
         from parley.run import Run, Started
         from parley.transport import Local, Processes
 
-        problem = case.problem()
-        placement = spread(problem.topology, workers, rank)
+        placement = spread(case.topology(), workers, rank)
+        problem = case.problem(placement.agents)
         transport = Local(placement) if workers == 1 else Processes(placement)
         self.run = Run(case.experiment(workers), problem, transport)
         # One epoch without end: nothing is evaluated between the steps.
