@@ -20,7 +20,7 @@ from parley.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, R
 from parley.peers import Peers
 from parley.placement import Placement
 from parley.run import EpochDone, Event, Problem, Record, Run, task_of
-from parley.status import reported
+from parley.status import is_held, reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
@@ -132,6 +132,11 @@ class Journal:
         if self.folder is None:
             return
         self.folder.check(experiment, resume)
+        if is_held(self.folder.path):
+            raise ParleyError(
+                f"out: another process is training into {self.folder.path}; wait for it, stop it, "
+                "or choose another folder"
+            )
         self.peers.share("check", True)  # nobody writes into a folder that has been refused
         marks = self.folder.path / f"{EXPERIMENT}.{mark}"
         own = marks.with_name(f"{marks.name}-{self.peers.rank:06d}.partial")
