@@ -61,6 +61,7 @@ class FusedEngine(Engine):
         self._library = kernels.library()
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._kept: _Ready | None = None
+        self._sums: _Sums | None = None
         self._one_gradient = _zeros(task.size)
 
     supports = staticmethod(supports)
@@ -95,15 +96,15 @@ class FusedEngine(Engine):
     ) -> None:
         """As `Engine.accumulate`: each gradient is added while it is in the cache."""
         models, ready = self._models(x_AD), self._ready(batch)
+        if self._sums is None or not self._sums.is_of(pairs, shares):
+            self._sums = _Sums.of_shares(pairs, shares)
+        sums = self._sums
         row_P = ready.checked(pairs.rows.numpy())
         inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
         self.samples += int(size_P.sum())
-        model_P = pairs.models.contiguous()
-        target_SP = torch.stack([share.target_P for share in shares])
-        weight_SP = torch.stack([share.weight_P for share in shares]).float()
-        for index, x in ((model_P, models), (target_SP, sum_AD)):
-            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
-                raise IndexError(f"rows {int(index.min())} to {int(index.max())} of {len(x)}")
+        for top, x in ((sums.last_model, models), (sums.last_target, sum_AD)):
+            if top >= len(x):
+                raise IndexError(f"row {top} of {len(x)}")
         if sum_AD.dtype != torch.float32 or sum_AD.shape[1:] != models.shape[1:]:
             raise ValueError(f"a sum {tuple(sum_AD.shape)} for models {tuple(models.shape)}")
         if sum_AD.stride(1) != 1:
@@ -113,13 +114,13 @@ class FusedEngine(Engine):
             len(row_P),
             models.data_ptr(),
             models.stride(0),
-            model_P.data_ptr(),
+            sums.model_P.data_ptr(),
             inputs_P.ctypes.data,
             targets_P.ctypes.data,
             size_P.ctypes.data,
             len(shares),
-            target_SP.data_ptr(),
-            weight_SP.data_ptr(),
+            sums.target_SP.data_ptr(),
+            sums.weight_SP.data_ptr(),
             sum_AD.data_ptr(),
             sum_AD.stride(0),
             self._one_gradient.data_ptr(),
@@ -179,8 +180,9 @@ class FusedEngine(Engine):
             raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
         inputs, targets = batch.inputs.contiguous(), batch.targets.long().contiguous()
         classes = plan.net.dense[plan.net.denses - 1].outputs
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
+        least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
+        if not 0 <= least <= most < classes:
+            raise BadValue("data", most, f"targets from 0 to {classes - 1}")
         size_R = np.asarray(batch.sizes, dtype=np.int64)
         floats = self._library.parley_converted(plan.net, inputs.shape[1])
         # Halos stay zero from one batch to the next, so the memory can be used again.
@@ -206,6 +208,31 @@ class FusedEngine(Engine):
 class _Plan(NamedTuple):
     net: Net
     workspace: Tensor
+
+
+class _Sums(NamedTuple):
+    """What is added to what, as the kernels take it: the same in every step."""
+
+    of: tuple[Pairs, Sequence[Share]]
+    model_P: Tensor
+    target_SP: Tensor
+    weight_SP: Tensor
+    last_model: int
+    last_target: int
+
+    @classmethod
+    def of_shares(cls, pairs: Pairs, shares: Sequence[Share]) -> "_Sums":
+        model_P = pairs.models.clone()
+        target_SP = torch.stack([share.target_P for share in shares])
+        weight_SP = torch.stack([share.weight_P for share in shares]).float()
+        for index in (model_P, target_SP):
+            if index.numel() and int(index.min()) < 0:
+                raise IndexError(f"row {int(index.min())}")
+        last = [int(index.max()) if index.numel() else -1 for index in (model_P, target_SP)]
+        return cls((pairs, shares), model_P, target_SP, weight_SP, *last)
+
+    def is_of(self, pairs: Pairs, shares: Sequence[Share]) -> bool:
+        return self.of[0] is pairs and self.of[1] is shares
 
 
 class _Ready(NamedTuple):

@@ -185,8 +185,9 @@ class Transport(ABC):
     def count_replies(self, round_: int, kind: Kind, length: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
-        ends = self.topology.edges
-        self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length)
+        if self.clock is not None:
+            ends = self.topology.edges
+            self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length)
 
     def _time(self, kind: Kind, edges: Sequence[Edge], length: int) -> None:
         """Lets the simulated network carry a message along each of these edges."""
