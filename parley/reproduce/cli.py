@@ -18,7 +18,7 @@ from parley.errors import BadValue
 from parley.progress import console
 from parley.reproduce import campaign, costs, report, resources, theory
 from parley.reproduce.campaign import Order
-from parley.reproduce.presets import METHODS, TABLES, Preset, presets, select
+from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
 
 screen = Console()
 """Stdout, for results."""
@@ -89,7 +89,11 @@ def run(
     seeds: Annotated[str, typer.Option(help="Runs of each, from seed 0 on.", metavar="N")] = "1",
     variant: Annotated[
         str,
-        typer.Option(help="as-run, like the authors' code, or as-printed.", metavar="TEXT"),
+        typer.Option(
+            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICE, with one "
+            f"choice as printed: {', '.join(CHOICES)}.",
+            metavar="TEXT",
+        ),
     ] = "as-run",
     epochs: Annotated[
         str | None,
