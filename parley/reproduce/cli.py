@@ -19,6 +19,7 @@ from parley.progress import console
 from parley.reproduce import campaign, costs, report, resources, theory
 from parley.reproduce.campaign import Order
 from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.worker import threads
 
 screen = Console()
 """Stdout, for results."""
@@ -436,7 +437,7 @@ def show_theory(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Also check the lemmas and the rate on quadratics, and draw it; about a minute.",
+            help="Also check the lemmas and the rate on quadratics, and draw it; half a minute.",
             metavar="FILE",
             show_default=False,
         ),
@@ -453,7 +454,9 @@ def show_theory(
     rate = sizes.upper if given is None else given
     constants = theory.Constants.of(rate, big_l, beta) if beta else None
     if picture:
-        theory.picture(picture)
+        # With several threads, small matrices take many times as long where others work too.
+        with console.status("checking lemmas and rate on quadratics"), threads(1):
+            theory.picture(picture)
     if json_:
         ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}
         found = {"root_rho": theory.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
