@@ -99,7 +99,7 @@ class Case:
         test = own[0].take(range(8))
         return Problem(self.topology(), self._build(), own, test, self.transform(), names)
 
-    def experiment(self, workers: int) -> Experiment:
+    def experiment(self, workers: int, threads: int = 1) -> Experiment:
         """What is asked of Parley."""
         algorithm, options = {
             "dpsgd": ("dpsgd", {}),
@@ -120,7 +120,7 @@ class Case:
             dtype=self.dtype,
             engine="auto",
             workers=workers,
-            threads=1,
+            threads=threads,
             epochs=1,
         )
 

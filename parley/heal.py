@@ -104,7 +104,7 @@ def work(
     mine: Sequence[int] | None = None,
 ) -> Outcome | None:
     """One worker of a run that heals, from loading to summary."""
-    with threads(experiment.threads):
+    with threads(experiment.threads or 1):
         member = Member(experiment, load, out, resume, store, rank, world, watch, mine)
         return member.work()
 

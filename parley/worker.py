@@ -63,7 +63,7 @@ def work(
     mine: Sequence[int] | None = None,
 ) -> Outcome | None:
     """One worker, from loading to summary; `mine` are the agents that its host has claimed."""
-    with threads(experiment.threads):
+    with threads(experiment.threads or 1):
         worker_of = handshake.seats(peers, experiment.agents, mine)
         hosted = [agent for agent, worker in enumerate(worker_of) if worker == peers.rank]
         problem = load(experiment, hosted)

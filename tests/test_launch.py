@@ -17,7 +17,7 @@ from processes import PATIENCE, TOKEN, Command, nothing_left, recorded, records
 from torch import nn
 
 import parley
-from parley import launch
+from parley import engines, launch
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.run import Problem, problem
@@ -321,3 +321,43 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         port = listener.getsockname()[1]
     common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{"RANK": str(rank), **common} for rank in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("options", "there_are_kernels", "workers"),
+    [
+        ({"model": "mlp"}, False, 1),
+        ({"model": "cnn5"}, True, 1),
+        ({"model": "cnn5"}, False, 3),
+        ({"model": "resnet20"}, True, 3),
+        ({"model": "resnet20", "agents": 2}, True, 2),
+    ],
+)
+def test_workers_when_nobody_has_said(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: dict[str, Any],
+    there_are_kernels: bool,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 3)
+    monkeypatch.setattr(launch.kernels, "available", lambda: there_are_kernels)
+    assert launch.default_workers(parley.Experiment.of(**options), tmp_path) == workers
+
+
+def test_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parley.run.usable_cores", lambda: 6)
+    seen = []
+    build = engines.build
+
+    def built(name: str, task: Any, seed: int, threads: int) -> Any:
+        seen.append(threads)
+        return build(name, task, seed, threads)
+
+    monkeypatch.setattr("parley.run.engines.build", built)
+    options = {"agents": 2, "epochs": 1, "progress": False}
+    parley.train(**options)
+    parley.train(**options, threads=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    parley.train(**options)
+    assert seen == [6, 2, 1]

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from parley import launch
 from parley import topology as topologies
+from parley.crew import usable_cores
 from parley.errors import BadValue
 from parley.progress import console
 from parley.reproduce import campaign, costs, report, resources, theory
@@ -144,7 +144,7 @@ def run(
         _whole("seeds", seeds) or 1,
         data_root,
     )
-    at_once = _whole("parallel", parallel) or launch.usable_cores()
+    at_once = _whole("parallel", parallel) or usable_cores()
     todo = campaign.jobs(chosen, order, out)  # refuses what cannot be, before anything is timed
     if name is None or list_:
         rows = cost_rows(chosen, order)
