@@ -4,17 +4,31 @@ Compiled kernels run without Python's lock. Other than torch's own threads these
 they wait for each other, so they take nothing away from other programs that need the cores.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Where Linux says how much time of its cores a container has."""
+
+
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may run on, as far as it can be told; at least one."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = QUOTA.read_text(encoding="ascii").split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no quota ("max"), or another system
+        pass
+    return max(1, cores)
 
 
 class Crew:

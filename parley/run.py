@@ -302,9 +302,11 @@ class Run:
         return engines.build(name, self.task, self.experiment.seed, self._threads())
 
     def _threads(self) -> int:
-        """As many as asked for, or this process's share of the cores."""
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.transport.placement.workers))
-        return self.experiment.threads or max(1, usable_cores() // here)
+        """As many as asked for, or this process's share of the cores; never more than agents."""
+        placement = self.transport.placement
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", placement.workers))
+        threads = self.experiment.threads or max(1, usable_cores() // here)
+        return min(threads, len(placement.agents))
 
     def _try_model(self, problem: Problem) -> None:
         """Finds out on one sample whether model and data fit, before anything is written."""

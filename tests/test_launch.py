@@ -17,7 +17,7 @@ from processes import PATIENCE, TOKEN, Command, nothing_left, recorded, records
 from torch import nn
 
 import parley
-from parley import engines, launch
+from parley import crew, engines, launch
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.run import Problem, problem
@@ -355,9 +355,22 @@ def test_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
         return build(name, task, seed, threads)
 
     monkeypatch.setattr("parley.run.engines.build", built)
-    options = {"agents": 2, "epochs": 1, "progress": False}
-    parley.train(**options)
-    parley.train(**options, threads=2)
+    options = {"epochs": 1, "progress": False}
+    parley.train(**options, agents=8)
+    parley.train(**options, agents=4)
+    parley.train(**options, agents=8, threads=2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    parley.train(**options)
-    assert seen == [6, 2, 1]
+    parley.train(**options, agents=8)
+    assert seen == [6, 4, 2, 1]
+
+
+def test_a_container_s_share_of_time_counts_as_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(crew, "QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert crew.usable_cores() == 8
+    for said, cores in (("max 100000", 8), ("150000 100000", 2), ("9900000 100000", 8), ("1", 8)):
+        quota.write_text(said)
+        assert crew.usable_cores() == cores
