@@ -326,7 +326,8 @@ class Member:
         problem = replace(self.problem, topology=graph)
         run = Run(self.experiment, problem, transport, self.task, self.steps_per_epoch)
         journal = Journal(self.out, peers)
-        journal.open(self.experiment, self.resume or roster.generation > 0)
+        first = roster.generation == 0
+        journal.open(self.experiment, self.resume or not first, first)
         self._take_up(run, journal)
         self._tell(roster, run, journal, bridges)
         journal.describe(self.agents)

@@ -126,13 +126,15 @@ class Journal:
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
 
-    def open(self, experiment: Experiment, resume: bool) -> None:
-        """Makes the folder, or checks that it holds this very experiment."""
+    def open(self, experiment: Experiment, resume: bool, first: bool = True) -> None:
+        """Makes the folder, or checks that it holds this very experiment and that nobody is at work
+        in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
+        """
         mark = self.peers.share("folder", uuid.uuid4().hex)[0]
         if self.folder is None:
             return
         self.folder.check(experiment, resume)
-        if is_held(self.folder.path):
+        if first and is_held(self.folder.path):
             raise ParleyError(
                 f"out: another process is training into {self.folder.path}; wait for it, stop it, "
                 "or choose another folder"
