@@ -2,9 +2,10 @@
 
     python -m benchmarks.overlap            measures, prints and writes benchmarks/overlap.json
 
-Three hosts (network namespaces, veth pairs, a bridge), each of which can send 20 Mbit/s (tc tbf).
-Steps with overlap and steps that wait for every message take turns on the same connections, so that
-whatever else the machine does hits both. Needs root and iproute2.
+Three hosts (network namespaces, veth pairs), each of which can send 20 Mbit/s (tc tbf): through a
+bridge, and through a relay that holds everything back for 50 ms. Steps with overlap and steps that
+wait for every message take turns on the same connections, three at a time, so that whatever else
+the machine does hits both. Needs root and iproute2.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import namespaces
 
-from parley.algorithms import NGC
+from parley.algorithms import NGC, Algorithm, CompNGC
 from parley.data import Batches, Samples, Transform
 from parley.engine import LoopEngine
 from parley.neighbourhood import Neighbourhood
@@ -34,7 +35,11 @@ from parley.topology import ring
 from parley.transport import Processes
 
 HOSTS = 3
+BLOCK = 3
+"""Steps in a row of one kind, so that the wait for the others before them hardly counts."""
 RATE = "20mbit"
+DELAYS = (0.0, 0.05)
+METHODS: dict[str, Algorithm] = {"ngc": NGC(), "compngc": CompNGC()}
 RECORD = Path(__file__).with_name("overlap.json")
 
 
@@ -47,7 +52,9 @@ def net() -> nn.Module:
     )  # fmt: skip
 
 
-def work(rank: int, name: str, steps: int, results: "multiprocessing.Queue[list[float]]") -> None:
+def work(
+    rank: int, name: str, method: str, pairs: int, results: "multiprocessing.Queue[list[float]]"
+) -> None:
     namespaces.enter(name)
     torch.set_num_threads(1)
     store = TCPStore("10.77.0.1", 29500, is_master=rank == 0, timeout=timedelta(minutes=5))
@@ -56,33 +63,29 @@ def work(rank: int, name: str, steps: int, results: "multiprocessing.Queue[list[
     hood = Neighbourhood(transport, LoopEngine(Task(net())))
     samples = Samples(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     batches = Batches([samples], hood.agents, 32, Transform(), 0)
-    algorithm = NGC()
+    algorithm = METHODS[method]
     state = algorithm.init(hood.task.start()[None], hood)
     taken: dict[bool, list[float]] = {True: [], False: []}
-    for step in range(2 * steps + 4):
-        transport.overlap = bool(step % 2)
-        transport.step = step
-        batch = batches.at(step)
+    for block in range(2 * pairs + 2):
+        transport.overlap = bool(block % 2)
         dist.barrier()
         began = time.perf_counter()
-        state = algorithm.step(state, hood, batch, 0.01)
-        dist.barrier()
-        if step >= 4:  # the first ones open connections and fill caches
-            taken[transport.overlap].append(time.perf_counter() - began)
+        for step in range(block * BLOCK, (block + 1) * BLOCK):
+            state = algorithm.step(state, hood.at(step), batches.at(step), 0.01)
+        if block >= 2:  # the first ones open connections and fill caches
+            taken[transport.overlap].append((time.perf_counter() - began) / BLOCK)
     if rank == 0:
         results.put([*taken[True], *taken[False]])
     dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(steps: int) -> dict[str, object]:
-    if reason := namespaces.missing():
-        sys.exit(reason)
+def measure(method: str, delay: float, pairs: int) -> dict[str, object]:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    with namespaces.network(HOSTS, rate=RATE) as names:
+    with namespaces.network(HOSTS, RATE, delay) as names:
         workers = [
-            context.Process(target=work, args=(rank, name, steps, results), daemon=True)
+            context.Process(target=work, args=(rank, name, method, pairs, results), daemon=True)
             for rank, name in enumerate(names)
         ]
         for worker in workers:
@@ -90,13 +93,16 @@ def measure(steps: int) -> dict[str, object]:
         found = results.get(timeout=600)
         for worker in workers:
             worker.join(60)
-    overlap, waiting = found[:steps], found[steps:]
+    overlap, waiting = found[:pairs], found[pairs:]
     ratios = [w / o for w, o in zip(waiting, overlap, strict=True)]
     return {
+        "algorithm": method,
         "hosts": HOSTS,
         "rate": RATE,
+        "delay": delay,
         "parameters": sum(p.numel() for p in net().parameters()),
-        "steps": steps,
+        "pairs": pairs,
+        "steps": BLOCK,
         "seconds_overlap": round(statistics.median(overlap), 4),
         "seconds_waiting": round(statistics.median(waiting), 4),
         "ratio": round(statistics.median(ratios), 3),
@@ -106,7 +112,13 @@ def measure(steps: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=20)
-    found = measure(parser.parse_args().steps)
-    RECORD.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    parser.add_argument("--pairs", type=int, default=10)
+    arguments = parser.parse_args()
+    if reason := namespaces.missing():
+        sys.exit(reason)
+    records = []
+    for delay in DELAYS:
+        for method in METHODS:
+            records.append(measure(method, delay, arguments.pairs))
+            print(json.dumps(records[-1]), flush=True)
+    RECORD.write_text(json.dumps(records, indent=1) + "\n")

@@ -363,9 +363,10 @@ class Member:
             x_AD = mine.x_AD if peers.rank not in behind else run.state.x_AD
             assert x_AD is not None
             x_AD = self._lent(run, x_AD.to(run.state.x_AD), behind)
-            state = run.algorithm.init(x_AD, run.hood)
             about = {"epoch": epoch, "step": step, "seconds": mine.seconds}
-            run.restore(state, {**about, "samples": mine.samples}, mine.sent)
+            run.restore(run.state, {**about, "samples": mine.samples}, mine.sent)
+            run.hood.apart = True
+            run.state = run.algorithm.init(x_AD, run.hood)
             run.losses = list(mine.losses) if peers.rank not in behind else []
         self._share_records(journal, [e for e, _ in said], epoch)
         self._keep(run, journal)

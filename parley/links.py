@@ -12,15 +12,17 @@ with the same names and, where edges differ, a table for each of them:
 
 | name        | of every edge j -> i                                                           |
 |-------------|--------------------------------------------------------------------------------|
-| `delay`     | seconds that a message is under way                                            |
+| `delay`     | seconds that a message, or the word that it is awaited, is under way           |
 | `bandwidth` | bits a second; k, M and G stand for thousands, millions and thousand millions  |
 | `drop`      | probability that a message is lost and has to be sent again                    |
 | `resend`    | seconds after which a loss is noticed (0.2, the least that TCP waits)          |
 | `spread`    | how much delay and bandwidth differ between edges: σ of a log-normal factor    |
 | `uplink`    | bits a second that one agent can send in all                                   |
 
-Every agent has a clock. A message leaves when its sender has computed it and the sender's uplink is
-free; whoever needs it waits for it. Losses do not change what is learned: messages arrive at last,
+Every agent has a clock. A message leaves when its sender has computed it, its receiver's word that
+it is awaited has come (gloo asks for it, and it is under way for the delay too), and the sender's
+uplink is free. Whoever needs it waits for it; replies of several rounds are under way at the same
+time. Losses do not change what is learned: messages arrive at last,
 as with TCP. Everything random follows from (seed, edge, step).
 """
 
@@ -86,10 +88,10 @@ class Clock:
     """The time at every agent of a graph on a network.
 
     >>> from parley.topology import ring
-    >>> clock = parse("uplink=8k,delay=0.5", ring(3), seed=0)
+    >>> clock = parse("uplink=8k,delay=2", ring(3), seed=0)
     >>> clock.send([(0, 1), (0, 2)], size=500, step=0)  # half a second each, one after the other
     >>> clock.time_N.tolist()
-    [0.0, 1.0, 1.5]
+    [0.0, 4.5, 5.0]
     """
 
     def __init__(
@@ -101,25 +103,45 @@ class Clock:
         self.time_N: NDArray[np.float64] = np.zeros(agents)
         """Seconds since the start at each agent."""
         self._free_N: NDArray[np.float64] = np.zeros(agents)  # when each agent's uplink is
+        self._due_N: NDArray[np.float64] = np.zeros(agents)  # when all has come that is under way
         self._messages = 0
 
-    def send(self, edges: Sequence[tuple[int, int]], size: int, step: int) -> None:
-        """A message of so many bytes along each of these edges (sender, receiver), all at once."""
+    def send(
+        self, edges: Sequence[tuple[int, int]], size: int, step: int, later: bool = False
+    ) -> None:
+        """A message of so many bytes along each of these edges (sender, receiver), all at once.
+
+        `later`: receivers go on with something else until `settle`.
+        """
+        if not later:
+            self.settle()
         bits = 8.0 * size
-        arrival_N = self.time_N.copy()
-        for number, (sender, receiver) in enumerate(edges):
+
+        def ready(number: int) -> float:
+            sender, receiver = edges[number]
+            awaited = self.time_N[receiver] + self.link(receiver, sender).delay
+            return float(max(self.time_N[sender], awaited))
+
+        for number in sorted(range(len(edges)), key=ready):
+            sender, receiver = edges[number]
             link = self.link(sender, receiver)
-            begun = max(self.time_N[sender], self._free_N[sender])
+            begun = max(ready(number), self._free_N[sender])
             self._free_N[sender] = begun + bits / self.common.uplink
             sending = max(bits / self.common.uplink, bits / link.bandwidth)
             lost = self._losses(link, sender, receiver, step, number)
             arrival = begun + sending + link.delay + lost * (link.resend + bits / link.bandwidth)
-            arrival_N[receiver] = max(arrival_N[receiver], arrival)
+            self._due_N[receiver] = max(self._due_N[receiver], arrival)
         self._messages += 1
-        self.time_N = arrival_N
+        if not later:
+            self.settle()
+
+    def settle(self) -> None:
+        """Every agent waits for what is under way to it."""
+        self.time_N = np.maximum(self.time_N, self._due_N)
 
     def compute(self, seconds: float) -> None:
         """Every agent computes for so long."""
+        self.settle()
         self.time_N = self.time_N + seconds
 
     def link(self, sender: int, receiver: int) -> Link:
@@ -128,10 +150,11 @@ class Clock:
 
     def seconds(self) -> float:
         """The time at the agent that is latest."""
-        return float(self.time_N.max())
+        return float(max(self.time_N.max(), self._due_N.max()))
 
     def state(self) -> dict[str, Any]:
         """What resuming needs."""
+        self.settle()
         return {
             "time": self.time_N.tolist(),
             "free": self._free_N.tolist(),

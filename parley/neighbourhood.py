@@ -9,6 +9,7 @@ algorithm asks for it.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -23,7 +24,7 @@ from parley.codec import Codec, Dense, hashed
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
 from parley.topology import Topology
-from parley.transport import Kind, Transfer, Transport
+from parley.transport import UNDER_WAY, Kind, Transfer, Transport
 
 DENSE_MIXING = 1 / 16
 """Least share of entries of W that are not zero for W to be kept as a dense matrix; with fewer its
@@ -77,6 +78,9 @@ class Neighbourhood:
         """Entries of each parameter tensor in the flat vector."""
         self.loss_A: Tensor | None = None
         """Loss of the hosted agents' own models when `gradient` was last asked for."""
+        self.apart = False
+        """Whether the models that an algorithm starts from are unequal, as after a host has gone.
+        Then what an algorithm must know of the neighbours' has to be sent."""
         self._dense = Dense(self.task.size)
 
         topology, row = transport.topology, self.placement.row
@@ -262,20 +266,32 @@ class Neighbourhood:
     def cluster(self, g_AD: Tensor, g_I: Flow, alpha: float) -> Tensor:
         """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
 
-        The values are added up as they come and stored nowhere. At α = 0 nothing is sent. Where the
-        rows of W do not sum to 1 they are scaled so that they do.
+        The values are added up as they come and stored nowhere. A round's replies travel while the
+        next are computed. At α = 0 nothing is sent. Where the rows of W do not sum to 1 they are
+        scaled so that they do.
         """
         mean_AD = self._self_share_A * g_AD
         if g_I.batch is not None and g_I.source_AD is not None:
             self._accumulate(g_I, alpha, mean_AD)
             return mean_AD
+        under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
+
+        def add_replies() -> None:
+            r, arrived = under_way.popleft()
+            r_ED = g_I.decode(arrived())
+            mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
+
         for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
             if alpha < 1:
                 g_ED = g_I.decode(wire_EB)
                 mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._share_in[r] * g_ED)
+            if len(under_way) == UNDER_WAY:
+                add_replies()
             if alpha > 0:
-                r_ED = g_I.decode(self._reply(wire_EB, r, g_I.codec, "cross_gradients"))
-                mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
+                replies = self.transport.backward(wire_EB, r, "cross_gradients", g_I.codec)
+                under_way.append((r, replies))
+        while under_way:
+            add_replies()
         return mean_AD
 
     def _accumulate(self, g_I: Flow, alpha: float, mean_AD: Tensor) -> None:
@@ -289,12 +305,14 @@ class Neighbourhood:
         assert x_AD is not None and batch is not None and of_others is not None
         length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
 
-        def add_replies(transfer: Transfer | None, others: _Others) -> None:
+        under_way: deque[tuple[Transfer | None, _Others]] = deque()
+
+        def add_replies() -> None:
+            transfer, others = under_way.popleft()
             if transfer is not None:
                 r_ED = dense.decode(transfer.wait().to(x_AD.device), x_AD.dtype)
                 mean_AD.index_add_(0, others.sender, alpha * others.share_out * r_ED)
 
-        under_way: tuple[Transfer | None, _Others] | None = None
         for r, others in enumerate(self._others):
             g_ED = x_AD[:0]
             if others.rows:
@@ -304,13 +322,13 @@ class Neighbourhood:
             if alpha > 0:
                 self.transport.count_replies(r, "cross_gradients", length)
                 wire_EB = dense.encode(g_ED)
+                if len(under_way) == UNDER_WAY:
+                    add_replies()
                 now = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
-                if under_way:
-                    add_replies(*under_way)
-                under_way = now, others
+                under_way.append((now, others))
         self.engine.accumulate(x_AD, batch, self._pairs, self._pair_shares(alpha), mean_AD)
-        if under_way:
-            add_replies(*under_way)
+        while under_way:
+            add_replies()
 
     def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
         """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
@@ -323,10 +341,11 @@ class Neighbourhood:
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
-        replies = [
-            g_I.decode(self._reply(wire_EB, r, g_I.codec, kind))
+        under_way = [
+            self.transport.backward(wire_EB, r, kind, g_I.codec)
             for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True)
         ]
+        replies = [g_I.decode(arrived()) for arrived in under_way]
         return torch.cat(replies) if replies else self.task.start()[None][:0]
 
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
@@ -398,9 +417,6 @@ class Neighbourhood:
             return codec
         ends = [torch.tensor(owners), torch.tensor([self.agents[row] for row in rows])]
         return codec.keyed(hashed(self.engine.seed, self.transport.step, 0, *ends))
-
-    def _reply(self, wire_EB: Tensor, r: int, codec: Codec, kind: Kind) -> Tensor:
-        return self.transport.backward(wire_EB, r, kind, codec)
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
         return iter(values_ID.split([len(rows) for rows in self._rows]))

@@ -9,7 +9,7 @@ wire, header included, whether its neighbour lives in this process or not.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -45,6 +45,9 @@ HEADER = np.dtype(
 )
 """What stands before every message: 32 bytes."""
 MAGIC, VERSION = b"PRLY", 1
+
+UNDER_WAY = 4
+"""Rounds whose replies may be under way at once: more would be more memory, fewer more waiting."""
 
 
 class WorkerLost(ParleyError):
@@ -155,8 +158,11 @@ class Transport(ABC):
         self._time(kind, self.topology.edges, wire_AB.shape[1])
         return self._forward(wire_AB, kind, codec)
 
-    def backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        """Replies to the round's incoming edges; returns those on the round's outgoing edges."""
+    def backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        """Starts to reply to the round's incoming edges; what it returns waits for the replies on
+        the round's outgoing edges and gives them."""
         self.count_replies(round_, kind, wire_EB.shape[1])
         return self._backward(wire_EB, round_, kind, codec)
 
@@ -186,13 +192,16 @@ class Transport(ABC):
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
         if self.clock is not None:
+            if round_ % UNDER_WAY == 0:
+                self.clock.settle()
             ends = self.topology.edges
-            self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length)
+            replies = [ends[e][::-1] for e in self.incoming_of[round_]]
+            self._time(kind, replies, length, later=True)
 
-    def _time(self, kind: Kind, edges: Sequence[Edge], length: int) -> None:
+    def _time(self, kind: Kind, edges: Sequence[Edge], length: int, later: bool = False) -> None:
         """Lets the simulated network carry a message along each of these edges."""
         if self.clock is not None and kind != "evaluation":
-            self.clock.send(edges, HEADER.itemsize + length, self.step)
+            self.clock.send(edges, HEADER.itemsize + length, self.step, later)
 
     def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
         size = HEADER.itemsize + length
@@ -202,7 +211,9 @@ class Transport(ABC):
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals: ...
 
     @abstractmethod
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor: ...
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]: ...
 
     @abstractmethod
     def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor: ...
@@ -240,9 +251,11 @@ class Local(Transport):
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         return Arrivals(wire_AB, self._sources, None)
 
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
         # All edges are both incoming and outgoing here, in the same order.
-        return wire_EB
+        return lambda: wire_EB
 
     def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
         return _rows(wire_AB, _index(self.topology.edges[e][0] for e in edges))
@@ -348,24 +361,27 @@ class Processes(Transport):
         self._settle()
         return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
 
-    def _backward(self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec) -> Tensor:
-        wire_RB = self._swap(self._back[round_], wire_EB, kind, codec)
-        return _rows(wire_RB, self._replied[round_])
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        everything = self._swap(self._back[round_], wire_EB, kind, codec)
+        return lambda: _rows(everything(), self._replied[round_])
 
     def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
         row, ends = self.placement.row, self.topology.edges
         own = {e: row[ends[e][0]] for e in edges if ends[e][0] in row}
         expected = [e for e in edges if ends[e][1] in row]
         route = _Route(self.placement, own, len(row), expected, reply=False)
-        wire_RB = self._swap(route, wire_AB, kind, codec)
+        wire_RB = self._swap(route, wire_AB, kind, codec)()
         return _rows(wire_RB, _index(route.row_of[e] for e in expected))
 
-    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Tensor:
-        """Sends messages to the other workers; returns the own ones followed by the arrived."""
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
+        """Sends messages to the other workers; waits, when called, for theirs and gives the own
+        ones followed by the arrived."""
         transfer = self._start(route, wire, kind, codec)
         if transfer is None:
-            return wire
-        return torch.cat([wire, transfer.wait().to(wire.device)])
+            return lambda: wire
+        return lambda: torch.cat([wire, transfer.wait().to(wire.device)])
 
     def backward_to_others(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec

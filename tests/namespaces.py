@@ -1,22 +1,23 @@
 """Hosts on one machine that can only reach each other by a network of their own.
 
-Each is a network namespace with a veth pair to a common bridge. That takes root and iproute2.
+Each is a network namespace with a veth pair to a common bridge, or to a relay that takes its time.
+That takes root and iproute2.
 """
 
-import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-NEW_NETWORK = 0x40000000
-"""CLONE_NEWNET."""
-SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0",)
-"""A connection keeps its speed between two steps, as one that is in use all the time does."""
-DEVICE = "eth0"
-"""What the network is called inside every namespace."""
+import relay
+from relay import DEVICE
+
+SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0", "net.ipv4.tcp_congestion_control=reno")
+"""A connection keeps its speed between two steps, as one that is in use all the time does, and does
+not slow down now and then to find out what the network can do, as with BBR."""
 
 
 def missing() -> str:
@@ -39,21 +40,27 @@ def ip(*words: str) -> None:
 
 
 @contextmanager
-def network(hosts: int, rate: str = "") -> Iterator[list[str]]:
+def network(hosts: int, rate: str = "", delay: float = 0.0) -> Iterator[list[str]]:
     """The names of so many namespaces, host i with the address 10.77.0.i+1.
 
-    `rate` (as tc writes it, 20mbit) is the most that each host can send.
+    `rate` (as tc writes it, 20mbit) is the most that each host can send, `delay` the seconds that
+    whatever it sends is under way.
     """
     stem = f"pl{os.getpid() % 100000}"
     names = [f"{stem}h{number}" for number in range(hosts)]
-    bridge = f"{stem}br"
+    hub = f"{stem}hub"
+    carrier: subprocess.Popen[str] | None = None
     try:
-        ip("link", "add", bridge, "type", "bridge")
-        ip("link", "set", bridge, "up")
+        ip("netns", "add", hub)
+        ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        ip("-n", hub, "link", "set", "bridge", "up")
         for number, name in enumerate(names):
             ip("netns", "add", name)
-            ip("link", "add", f"{name}v", "type", "veth", "peer", "name", DEVICE, "netns", name)
-            ip("link", "set", f"{name}v", "master", bridge, "up")
+            ends = [f"{name}v", "netns", hub, "type", "veth", "peer", "name", DEVICE, "netns", name]
+            ip("link", "add", *ends)
+            if not delay:
+                ip("-n", hub, "link", "set", f"{name}v", "master", "bridge")
+            ip("-n", hub, "link", "set", f"{name}v", "up")
             ip("-n", name, "address", "add", f"10.77.0.{number + 1}/24", "dev", DEVICE)
             ip("-n", name, "link", "set", DEVICE, "up")
             ip("-n", name, "link", "set", "lo", "up")
@@ -65,20 +72,23 @@ def network(hosts: int, rate: str = "") -> Iterator[list[str]]:
                 limit = ["root", "tbf", "rate", rate, "burst", "64kb", "limit", "32mb"]
                 words = ["netns", "exec", name, "tc", "qdisc", "add", "dev", DEVICE, *limit]
                 ip(*words)
+        if delay:
+            devices = [f"{name}v={name}" for name in names]
+            words = [sys.executable, relay.__file__, str(delay), hub, *devices]
+            carrier = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            assert carrier.stdout and carrier.stdout.readline() == "ready\n"
         yield names
     finally:
-        for name in names:
-            subprocess.run(["ip", "link", "del", f"{name}v"], capture_output=True)
+        if carrier:
+            carrier.kill()
+            carrier.communicate()
+        for name in [*names, hub]:  # the devices go with their namespaces
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
 def enter(name: str) -> None:
     """Moves this process, which has one thread yet, into a namespace."""
-    with Path(f"/run/netns/{name}").open() as opened:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(opened.fileno(), NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), "setns")
+    relay.enter(name)
     os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 
 

@@ -19,7 +19,7 @@ from parley.peers import here
 from parley.run import problem
 
 SMALL: dict[str, Any] = {
-    "algorithm": "ngc", "agents": 4, "epochs": 30, "gossip_rounds": 1, "partition": "iid",
+    "algorithm": "ngc", "agents": 4, "epochs": 12, "gossip_rounds": 1, "partition": "iid",
     "patience": 60,
 }  # fmt: skip
 

@@ -16,14 +16,14 @@ from parley import topology as graphs
 from parley.heal import without
 
 RUN: dict[str, Any] = {
-    "algorithm": "compngc", "agents": 6, "epochs": 30, "gossip_rounds": 1, "partition": "iid",
+    "algorithm": "compngc", "agents": 6, "epochs": 20, "gossip_rounds": 1, "partition": "iid",
     "batch": 32, "on_failure": "heal", "patience": 6,
 }  # fmt: skip
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    made = Hosts(tmp_path, 3, **RUN)
+def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    made = Hosts(tmp_path, 3, **RUN | getattr(request, "param", {}))
     yield made
     made.end()
 
@@ -91,7 +91,9 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts) -> None:
     assert None not in hosts.records()[-1]["accuracy_agents"]
 
 
+@pytest.mark.parametrize("hosts", [{"algorithm": "beer"}], indirect=True)
 def test_a_silent_host_is_dropped_and_comes_back_by_itself(hosts: Hosts) -> None:
+    """With a method whose agents keep copies of their neighbours' models and gradients."""
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.send(1, signal.SIGSTOP)
     hosts.until(lambda: any(1 in g["gone"] for g in hosts.generations()))
@@ -126,7 +128,7 @@ def test_the_host_with_the_store_goes(hosts: Hosts, how: signal.Signals) -> None
 def test_twenty_rounds_of_random_faults(tmp_path: Path) -> None:
     """Kills, pauses and restarts at random moments: whoever is left agrees, and nothing is lost."""
     chance = random.Random(5)
-    options = RUN | {"epochs": 120, "patience": 3, "agents": 4, "evaluate_every": 1}
+    options = RUN | {"epochs": 60, "patience": 3, "agents": 4}
     hosts = Hosts(tmp_path, 4, **options)
     down: dict[int, str] = {}
     try:
@@ -151,6 +153,6 @@ def test_twenty_rounds_of_random_faults(tmp_path: Path) -> None:
         hosts.hurry()
         in_agreement(hosts, [0, 1, 2, 3], options["epochs"])
         said = [g["generation"] for g in hosts.generations()]
-        assert said == sorted(set(said)) and len(said) >= 5
+        assert said == sorted(set(said)) and said[-1] >= 3
     finally:
         hosts.end()

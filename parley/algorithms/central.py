@@ -35,7 +35,8 @@ class Central(Momentum, Algorithm):
         """Any graph will do: it is not used."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
-        """Momentum starts at zero."""
+        """Momentum starts at zero. Models that are not one already would never become one."""
+        x_AD = hood.mean(x_AD) if hood.apart else x_AD
         return State(x_AD, torch.zeros_like(x_AD))
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:

@@ -8,8 +8,9 @@ with arbitrary communication compression", ICLR 2020.
 
 x̂^i is what the neighbours know of agent i's model: everyone who hears C(x⁺ - x̂) adds it up. An
 agent keeps its own x̂ and one weighted sum over the neighbourhood. x̂ starts at the model that all
-agents start from, where the papers, for agents that start apart, have zero. C `codec`, η `lr` in d,
-γ `gamma`. Axes: A agents hosted here, I their incoming edges, D flat parameters.
+agents start from; agents that start apart send theirs once in full, where the papers start from
+zero. C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, I their incoming edges, D flat
+parameters.
 """
 
 from typing import ClassVar
@@ -38,13 +39,16 @@ class DifferenceGossip(Part):
         return 1.0
 
     def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
-        """All models are the same and known, tracked gradients are zero."""
+        """All models are known, tracked gradients are zero."""
         zeros_AD = torch.zeros_like(x_AD)
-        memory = {"x_known_AD": x_AD, "x_heard_AD": hood.weight_sum_A * x_AD}
+        x_I = hood.exchange(x_AD) if hood.apart else None
+        heard_AD = hood.weight_sum_A * x_AD if x_I is None else hood.average(x_AD, x_I)
+        memory = {"x_known_AD": x_AD, "x_heard_AD": heard_AD}
         if "y" in self.slots:  # type: ignore[attr-defined]
             memory |= {"y_known_AD": zeros_AD, "y_heard_AD": zeros_AD}
         if self.looks_around:  # type: ignore[attr-defined]
-            memory["x_known_ID"] = x_AD[hood.receiver_I]
+            known_ID = x_AD[hood.receiver_I] if x_I is None else torch.cat([x_AD[:0], *x_I])
+            memory["x_known_ID"] = known_ID
         return memory
 
     def average(
@@ -61,7 +65,7 @@ class DifferenceGossip(Part):
         memory[known] = memory[known] + q_AD
         memory[heard] = memory[heard] + hood.average(q_AD, q_I)
         if slot == "x" and "x_known_ID" in memory:
-            memory["x_known_ID"] = memory["x_known_ID"] + torch.cat(list(q_I))
+            memory["x_known_ID"] = memory["x_known_ID"] + torch.cat([q_AD[:0], *q_I])
 
     def _known(self, hood: Neighbourhood, memory: Memory, slot: Slot) -> Flow | None:
         edges = memory.get(f"{slot}_known_ID")

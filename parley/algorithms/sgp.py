@@ -37,7 +37,7 @@ class PushSum(Part):
         _, w_I = hood.publish(w_A1)
         memory["w_A1"] = torch.lerp(w_A1, hood.average(w_A1, w_I), self.gamma)  # type: ignore[attr-defined]
         if self.looks_around:  # type: ignore[attr-defined]
-            memory["w_I1"] = torch.cat(list(w_I))
+            memory["w_I1"] = torch.cat([w_A1[:0], *w_I])
         return w_A1 * x_AD
 
     def unweigh(self, n_AD: Tensor, memory: Memory) -> Tensor:
