@@ -3,6 +3,7 @@
 Axes: n samples, c h w channels, rows, columns.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -91,14 +92,14 @@ class Case:
         inputs = patterns.astype(np.uint8)[targets] + noise
         return Samples(torch.from_numpy(inputs), torch.from_numpy(targets))
 
-    def problem(self) -> Problem:
-        """The same for Parley."""
-        everyone = [self.samples_of(agent) for agent in range(self.agents)]
+    def problem(self, hosted: Sequence[int]) -> Problem:
+        """The same for Parley, with the data of these agents."""
+        own = [self.samples_of(agent) for agent in hosted]
         names = tuple(map(str, range(CLASSES)))
-        test = everyone[0].take(range(8))
-        return Problem(self.topology(), self._build(), everyone, test, self.transform(), names)
+        test = own[0].take(range(8))
+        return Problem(self.topology(), self._build(), own, test, self.transform(), names)
 
-    def experiment(self, workers: int) -> Experiment:
+    def experiment(self, workers: int, threads: int = 1) -> Experiment:
         """What is asked of Parley."""
         algorithm, options = {
             "dpsgd": ("dpsgd", {}),
@@ -119,7 +120,7 @@ class Case:
             dtype=self.dtype,
             engine="auto",
             workers=workers,
-            threads=1,
+            threads=threads,
             epochs=1,
         )
 

@@ -43,15 +43,15 @@ class Player(Protocol):
 class Parley:
     """Parley's own training loop, one step at a time."""
 
-    def __init__(self, case: Case, rank: int = 0, workers: int = 1) -> None:
+    def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
         from parley.placement import spread
         from parley.run import Run, Started
         from parley.transport import Local, Processes
 
-        problem = case.problem()
-        placement = spread(problem.topology, workers, rank)
+        placement = spread(case.topology(), workers, rank)
+        problem = case.problem(placement.agents)
         transport = Local(placement) if workers == 1 else Processes(placement)
-        self.run = Run(case.experiment(workers), problem, transport)
+        self.run = Run(case.experiment(workers, threads), problem, transport)
         # One epoch without end: nothing is evaluated between the steps.
         self.run.steps_per_epoch = sys.maxsize
         self._events = self.run.events()
@@ -74,7 +74,7 @@ def player(kind: str, case: Case) -> Player:
     together = dist.is_initialized()
     if kind == "parley":
         rank, workers = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        return Parley(case, rank, workers)
+        return Parley(case, rank, workers, torch.get_num_threads())
     return OneProcessEach(case) if together else Textbook(case)
 
 
@@ -344,5 +344,6 @@ ENTRIES: Sequence[Entry] = (
     Entry("textbook, 2 threads", "textbook", lambda agents: 1, threads=2, most_agents=1_000),
     Entry("one process each", "one process each", lambda agents: agents, most_agents=20),
     Entry("parley, 1 worker", "parley", lambda agents: 1),
+    Entry("parley, 2 threads", "parley", lambda agents: 1, threads=2),
     Entry("parley, 2 workers", "parley", lambda agents: 2),
 )

@@ -28,7 +28,8 @@ from parley import topology as topologies
 from parley import tune as tuning
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.codec import Dense, ScaledSign
-from parley.errors import BadValue, ParleyError, valid_values
+from parley.crew import usable_cores
+from parley.errors import BadValue, ParleyError, kind_of, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
 from parley.hosts import Host
 from parley.peers import speaks
@@ -147,7 +148,7 @@ def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> 
         words = name.replace("_", "-")
         return _flag(name, help_, panel, bool, "", f"--{words}/--no-{words}")
     metavars: dict[Any, str] = {int: "N", float: "NUMBER"}
-    return _flag(name, help_, panel, metavar=metavars.get(field.annotation, "TEXT"))
+    return _flag(name, help_, panel, metavar=metavars.get(kind_of(field), "TEXT"))
 
 
 TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-option", "dataset")}
@@ -512,7 +513,7 @@ def _compare_field(
     tuned: Path | None,
     trials: int,
 ) -> None:
-    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    at_once = _count("parallel", parallel) if parallel else usable_cores()
     runs = out / "runs" if trials else out
     with _stoppable(out):
         if trials:
@@ -624,7 +625,7 @@ def tune(
     except ValueError:
         raise BadValue("rates", rates, "LOW,HIGH, for example 0.01,1") from None
     out = _folder(out, resume, f"tune-{Path(experiments[0].data).name}")
-    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    at_once = _count("parallel", parallel) if parallel else usable_cores()
     with _stoppable(out):
         path = _tune(flat, _count("trials", trials), between, at_once, out, resume)
     if json_:
@@ -646,7 +647,7 @@ def _compare(
     as_json: bool = False,
     log: tuple[str, ...] = (),
 ) -> None:
-    at_once = _count("parallel", parallel) if parallel else launch.usable_cores()
+    at_once = _count("parallel", parallel) if parallel else usable_cores()
     jobs = comparison.jobs(experiments, seeds, out, log)
     with _stoppable(out):
         comparison.compare(jobs, at_once, out, resume)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -18,6 +18,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from parley import algorithms, launch, run, trackers
+from parley.crew import usable_cores
 from parley.draw import curves_picture
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -72,6 +73,11 @@ class Job:
     """Trackers that receive its metrics."""
     may_diverge: bool = False
     """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
+
+    def on_a_share(self, parallel: int) -> "Job":
+        """The same, on its share of the cores, where so many run at a time."""
+        threads = self.experiment.threads or max(1, usable_cores() // parallel)
+        return replace(self, experiment=self.experiment.replace(threads=threads))
 
     @property
     def failure(self) -> str | None:
@@ -149,7 +155,8 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
     if parallel == 1 or len(pending) <= 1:
         _one_by_one(pending, resume)
     else:
-        _side_by_side(pending, min(parallel, len(pending)), resume)
+        parallel = min(parallel, len(pending))
+        _side_by_side([job.on_a_share(parallel) for job in pending], parallel, resume)
 
 
 def _execute(job: Job, resume: bool, watch: Watcher) -> None:

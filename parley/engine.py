@@ -67,7 +67,7 @@ class Engine(ABC):
         ``owners[p]`` is the agent whose model it is; with the batch's own agent and step it keys
         the randomness of dropout, so that a result does not depend on where it is computed.
         """
-        self.samples += sum(batch.sizes[r] for r in rows)
+        self.samples += sum(map(batch.sizes.__getitem__, rows))
         return self._gradients(x_PD, batch, rows, owners)
 
     def accumulate(

@@ -41,11 +41,13 @@ ENGINES: dict[str, tuple[type[Engine], Callable[[Task], str]]] = {
 """Each engine, and why it is not to be tried for a task (nothing: it may be)."""
 
 
-def build(name: str, task: Task, seed: int = 0) -> Engine:
+def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     """The engine of that name; ``auto`` is settled by `fastest`."""
     if name not in ENGINES:
         raise unknown_name("engine", name, [*ENGINES, "auto"])
-    return ENGINES[name][0](task, seed)
+    if name == "fused":
+        return FusedEngine(task, seed, threads)
+    return ENGINES[name][0](task, seed)  # these use torch's threads
 
 
 def candidates(task: Task) -> list[str]:

@@ -71,6 +71,17 @@ def first_error(error: ValidationError, fields: Mapping[str, FieldInfo]) -> BadV
     return BadValue(name, first["input"], valid)
 
 
+def kind_of(field: FieldInfo) -> Any:
+    """A field's type, without the None that stands for nothing given.
+
+    >>> kind_of(FieldInfo.from_annotation(int | None))
+    <class 'int'>
+    """
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    optional = len(kinds) == 1 and type(None) in get_args(field.annotation)
+    return kinds[0] if optional else field.annotation
+
+
 def valid_values(field: FieldInfo) -> str:
     """What a field takes, in words.
 
@@ -78,7 +89,7 @@ def valid_values(field: FieldInfo) -> str:
     >>> valid_values(FieldInfo.from_annotated_attribute(float, Field(1.0, ge=0, le=1)))
     'a number from 0 to 1'
     """
-    kind = field.annotation
+    kind = kind_of(field)
     if get_origin(kind) is Literal:
         return ", ".join(str(choice) for choice in get_args(kind))
     nouns: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false"}

@@ -100,14 +100,15 @@ class Experiment(BaseModel):
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
     workers: int = Field(1, ge=1)
     """Processes that share the agents. Left out, the command takes one for each core, or only
-    one where the network is small."""
+    one where the network is small or has compiled kernels, which use all cores by themselves."""
     engine: str = "auto"
     """How gradients are computed: fused (compiled), stacked (dense layers of all agents at once),
     vmap, loop, or auto: the fastest of those that can, found by a short trial."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
-    threads: int = Field(1, ge=1)
-    """Threads of each worker; more than one rarely pays for small models."""
+    threads: int | None = Field(None, ge=1)
+    """Threads of each worker. Left out, compiled kernels share out their gradients among as many as
+    there are cores, and all else has one, as more rarely pay."""
     on_failure: Literal["stop", "heal"] = "stop"
     """What the others do when a worker dies or falls silent: stop, or go on without it."""
     patience: float = Field(600.0, gt=0)

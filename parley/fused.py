@@ -9,6 +9,7 @@ belongs in `g_PD`. `kernels/kernels.c` says how; here the model is described to 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from parley import kernels
+from parley.crew import Crew
 from parley.data import Batch
 from parley.engine import Engine, Pairs, Share
 from parley.errors import BadValue
@@ -27,6 +29,9 @@ from parley.task import Task, cross_entropy
 
 CHUNK = 32
 """Samples that pass through a network together: few enough for the second cache."""
+WORTH_A_THREAD = 8_000_000
+"""Samples times parameters from which on a call is shared out among threads: with less, waking
+them costs more than they give."""
 
 
 class _Unsupported(Exception):
@@ -51,9 +56,13 @@ def supports(task: Task) -> str:
 
 
 class FusedEngine(Engine):
-    """Compiled forward and backward passes, one pair after the other."""
+    """Compiled forward and backward passes, one pair after the other in each of its threads.
 
-    def __init__(self, task: Task, seed: int = 0) -> None:
+    No two threads write to the same memory, and each adds in the order in which one alone would:
+    the numbers do not depend on how many there are.
+    """
+
+    def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         super().__init__(task, seed)
         if why := supports(task) or kernels.reason():
             raise BadValue("engine", "fused", "loop, vmap", because=why)
@@ -61,7 +70,9 @@ class FusedEngine(Engine):
         self._library = kernels.library()
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._kept: _Ready | None = None
-        self._one_gradient = _zeros(task.size)
+        self._sums: _Sums | None = None
+        self._crew = Crew(threads)
+        self._one_gradient = [_zeros(task.size) for _ in range(threads)]
 
     supports = staticmethod(supports)
 
@@ -75,19 +86,23 @@ class FusedEngine(Engine):
         inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
         loss_P = torch.empty(len(rows))
         g_PD = torch.empty(x_PD.shape)
-        self._library.parley_gradients(
-            ready.plan.net,
-            len(rows),
-            x_PD.data_ptr(),
-            x_PD.stride(0),
-            inputs_P.ctypes.data,
-            targets_P.ctypes.data,
-            size_P.ctypes.data,
-            loss_P.data_ptr(),
-            g_PD.data_ptr(),
-            g_PD.stride(0),
-            ready.plan.workspace.data_ptr(),
-        )
+
+        def work(thread: int, part: slice) -> None:
+            self._library.parley_gradients(
+                ready.plan.net,
+                part.stop - part.start,
+                x_PD[part].data_ptr(),
+                x_PD.stride(0),
+                inputs_P[part].ctypes.data,
+                targets_P[part].ctypes.data,
+                size_P[part].ctypes.data,
+                loss_P[part].data_ptr(),
+                g_PD[part].data_ptr(),
+                g_PD.stride(0),
+                ready.plan.workspaces[thread].data_ptr(),
+            )
+
+        self._crew.share(work, _slices(len(rows), self._threads(int(size_P.sum()))))
         return loss_P, g_PD
 
     def accumulate(
@@ -96,35 +111,45 @@ class FusedEngine(Engine):
         """As `Engine.accumulate`: each gradient is added while it is in the cache."""
         models, ready = self._models(x_AD), self._ready(batch)
         row_P = ready.checked(pairs.rows.numpy())
-        inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
-        self.samples += int(size_P.sum())
-        model_P = pairs.models.contiguous()
-        target_SP = torch.stack([share.target_P for share in shares])
-        weight_SP = torch.stack([share.weight_P for share in shares]).float()
-        for index, x in ((model_P, models), (target_SP, sum_AD)):
-            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(x):
-                raise IndexError(f"rows {int(index.min())} to {int(index.max())} of {len(x)}")
+        samples = int(ready.of_rows[2][row_P].sum())
+        self.samples += samples
+        threads = self._threads(samples)
+        if self._sums is None or not self._sums.is_of(pairs, shares, threads):
+            self._sums = _Sums.of_shares(pairs, shares, threads)
+        sums = self._sums
+        for top, x in ((sums.last_model, models), (sums.last_target, sum_AD)):
+            if top >= len(x):
+                raise IndexError(f"row {top} of {len(x)}")
         if sum_AD.dtype != torch.float32 or sum_AD.shape[1:] != models.shape[1:]:
             raise ValueError(f"a sum {tuple(sum_AD.shape)} for models {tuple(models.shape)}")
         if sum_AD.stride(1) != 1:
             raise ValueError("the sum's rows are not contiguous")
-        self._library.parley_accumulate(
-            ready.plan.net,
-            len(row_P),
-            models.data_ptr(),
-            models.stride(0),
-            model_P.data_ptr(),
-            inputs_P.ctypes.data,
-            targets_P.ctypes.data,
-            size_P.ctypes.data,
-            len(shares),
-            target_SP.data_ptr(),
-            weight_SP.data_ptr(),
-            sum_AD.data_ptr(),
-            sum_AD.stride(0),
-            self._one_gradient.data_ptr(),
-            ready.plan.workspace.data_ptr(),
-        )
+
+        def work(thread: int, part: _Part) -> None:
+            inputs_P, targets_P, size_P = (values[part.row_P] for values in ready.of_rows)
+            self._library.parley_accumulate(
+                ready.plan.net,
+                len(part.row_P),
+                models.data_ptr(),
+                models.stride(0),
+                part.model_P.ctypes.data,
+                inputs_P.ctypes.data,
+                targets_P.ctypes.data,
+                size_P.ctypes.data,
+                len(shares),
+                part.target_SP.ctypes.data,
+                part.weight_SP.ctypes.data,
+                sum_AD.data_ptr(),
+                sum_AD.stride(0),
+                self._one_gradient[thread].data_ptr(),
+                ready.plan.workspaces[thread].data_ptr(),
+            )
+
+        self._crew.share(work, sums.parts)
+
+    def _threads(self, samples: int) -> int:
+        """How many threads are worth it for gradients on so many samples in all."""
+        return self._crew.size if samples * self.task.size >= WORTH_A_THREAD else 1
 
     def _models(self, x_PD: Tensor) -> Tensor:
         """Models as the kernels take them."""
@@ -140,14 +165,18 @@ class FusedEngine(Engine):
             raise ValueError(f"a model of shape {tuple(x_D.shape)}, not ({self.task.size},)")
         x_D, inputs = (t.detach().float().contiguous() for t in (x_D, inputs))
         logits = torch.empty(len(inputs), plan.net.dense[plan.net.denses - 1].outputs)
-        self._library.parley_predict(
-            plan.net,
-            x_D.data_ptr(),
-            inputs.data_ptr(),
-            len(inputs),
-            logits.data_ptr(),
-            plan.workspace.data_ptr(),
-        )
+
+        def work(thread: int, part: slice) -> None:
+            self._library.parley_predict(
+                plan.net,
+                x_D.data_ptr(),
+                inputs[part].data_ptr(),
+                part.stop - part.start,
+                logits[part].data_ptr(),
+                plan.workspaces[thread].data_ptr(),
+            )
+
+        self._crew.share(work, _slices(len(inputs), self._threads(len(inputs))))
         return logits
 
     def _plan(self, shape: Sequence[int]) -> "_Plan":
@@ -158,7 +187,8 @@ class FusedEngine(Engine):
                 net = _network(self.task, self._layers, key)
             except _Unsupported as error:
                 raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
-            self._plans[key] = _Plan(net, _zeros(self._library.parley_workspace(net) // 4))
+            floats = self._library.parley_workspace(net) // 4
+            self._plans[key] = _Plan(net, [_zeros(floats) for _ in range(self._crew.size)])
         return self._plans[key]
 
     def _ready(self, batch: Batch) -> "_Ready":
@@ -179,8 +209,9 @@ class FusedEngine(Engine):
             raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
         inputs, targets = batch.inputs.contiguous(), batch.targets.long().contiguous()
         classes = plan.net.dense[plan.net.denses - 1].outputs
-        if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-            raise BadValue("data", int(targets.max()), f"targets from 0 to {classes - 1}")
+        least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
+        if not 0 <= least <= most < classes:
+            raise BadValue("data", most, f"targets from 0 to {classes - 1}")
         size_R = np.asarray(batch.sizes, dtype=np.int64)
         floats = self._library.parley_converted(plan.net, inputs.shape[1])
         # Halos stay zero from one batch to the next, so the memory can be used again.
@@ -205,7 +236,61 @@ class FusedEngine(Engine):
 
 class _Plan(NamedTuple):
     net: Net
-    workspace: Tensor
+    workspaces: list[Tensor]
+    """One for each thread."""
+
+
+class _Part(NamedTuple):
+    """What one thread adds up."""
+
+    model_P: NDArray[np.int64]
+    row_P: NDArray[np.int64]
+    target_SP: NDArray[np.int64]
+    weight_SP: NDArray[np.float32]
+
+
+class _Sums(NamedTuple):
+    """What is added to what, as the kernels take it: the same in every step."""
+
+    of: tuple[Pairs, Sequence[Share], int]
+    parts: list[_Part]
+    last_model: int
+    last_target: int
+
+    @classmethod
+    def of_shares(cls, pairs: Pairs, shares: Sequence[Share], threads: int) -> "_Sums":
+        model_P, row_P = pairs.models.numpy(), pairs.rows.numpy()
+        target_SP = np.stack([share.target_P.numpy() for share in shares])
+        weight_SP = np.stack([share.weight_P.float().numpy() for share in shares])
+        for index in (model_P, target_SP):
+            if index.size and index.min() < 0:
+                raise IndexError(f"row {index.min()}")
+        # With two targets for a gradient no cut keeps threads from meeting at some row.
+        chosen = _by_target(target_SP[0], threads if len(shares) == 1 else 1)
+        parts = [
+            _Part(model_P[p], row_P[p], target_SP[:, p].copy(), weight_SP[:, p].copy())
+            for p in chosen
+        ]
+        last = [int(index.max(initial=-1)) for index in (model_P, target_SP)]
+        return cls((pairs, shares, threads), parts, *last)
+
+    def is_of(self, pairs: Pairs, shares: Sequence[Share], threads: int) -> bool:
+        return self.of[0] is pairs and self.of[1] is shares and self.of[2] == threads
+
+
+def _by_target(target_P: NDArray[np.int64], parts: int) -> list[NDArray[np.int64]]:
+    """Pairs in parts of about the same size, all pairs of a target in the same one, in order."""
+    order = np.argsort(target_P, kind="stable")
+    sorted_P = target_P[order]
+    middle = [len(order) * k // parts for k in range(1, parts) if len(order)]
+    cuts = np.searchsorted(sorted_P, sorted_P[middle])
+    return [np.sort(part) for part in np.split(order, cuts) if len(part)]
+
+
+def _slices(n: int, parts: int) -> list[slice]:
+    """0 to n in so many parts of about the same size, or fewer where n is small."""
+    cuts = [n * k // parts for k in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(cuts) if a < b]
 
 
 class _Ready(NamedTuple):

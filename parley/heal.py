@@ -104,7 +104,7 @@ def work(
     mine: Sequence[int] | None = None,
 ) -> Outcome | None:
     """One worker of a run that heals, from loading to summary."""
-    with threads(experiment.threads):
+    with threads(experiment.threads or 1):
         member = Member(experiment, load, out, resume, store, rank, world, watch, mine)
         return member.work()
 
@@ -326,7 +326,8 @@ class Member:
         problem = replace(self.problem, topology=graph)
         run = Run(self.experiment, problem, transport, self.task, self.steps_per_epoch)
         journal = Journal(self.out, peers)
-        journal.open(self.experiment, self.resume or roster.generation > 0)
+        first = roster.generation == 0
+        journal.open(self.experiment, self.resume or not first, first)
         self._take_up(run, journal)
         self._tell(roster, run, journal, bridges)
         journal.describe(self.agents)

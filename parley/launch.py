@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from parley import heal, models
+from parley import heal, kernels, models
+from parley.crew import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.folder import RunFolder
@@ -82,18 +83,16 @@ def execute(
 def default_workers(experiment: Experiment, out: Path) -> int:
     """What a run is to be carried out with when nobody has said: one worker for each core.
 
-    A run that is there already goes on as it began. Small networks get one worker (`models.SMALL`).
+    A run that is there already goes on as it began. Small networks get one worker, and so do those
+    with compiled kernels, whose threads share the work without sending messages.
     """
     if started_by_launcher() or experiment.links or experiment.model in models.SMALL:
+        return 1
+    if experiment.model in models.COMPILED and kernels.available():
         return 1
     if (stored := RunFolder(out).experiment()) is not None:
         return stored.workers
     return min(usable_cores(), experiment.agents)
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def give_the_first_the_word() -> None:

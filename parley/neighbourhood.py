@@ -26,8 +26,9 @@ from parley.engine import Engine, Pairs, Share
 from parley.topology import Topology
 from parley.transport import UNDER_WAY, Kind, Transfer, Transport
 
-DENSE_MIXING = 128
-"""Most agents for which W is kept as a dense matrix; beyond, its zeros cost more than they save."""
+DENSE_MIXING = 1 / 16
+"""Least share of entries of W that are not zero for W to be kept as a dense matrix; with fewer its
+zeros cost more than they save."""
 
 
 class Flow:
@@ -124,7 +125,7 @@ class Neighbourhood:
 
         # Among the agents here an average of what they send is a product with their part of W.
         mixing = topology.mixing if len(here) == topology.agents else topology.mixing[here][:, here]
-        dense = len(here) <= DENSE_MIXING
+        dense = mixing.nnz >= DENSE_MIXING * len(here) ** 2
         self._mixing = (_dense(mixing.toarray()) if dense else _sparse(mixing)).to(device, dtype)
         # And an edge is a pair of a model and a batch.
         inside = [edges[e] for r in transport.inside for e in r]
@@ -133,6 +134,7 @@ class Neighbourhood:
             torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
             torch.tensor([number(j) for j, _ in inside], dtype=torch.int64),
         )
+        self._shares: dict[float, tuple[Share, ...]] = {}
         self._pair_receiver = self._pairs.rows.to(device)
         self._pair_share = column([shares[e] for r in transport.inside for e in r])[:, 0]
         came, went = transport.from_others, transport.to_others
@@ -324,14 +326,18 @@ class Neighbourhood:
                     add_replies()
                 now = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
                 under_way.append((now, others))
-        shares = []
-        if alpha < 1:
-            shares.append(Share(self._pair_receiver, (1 - alpha) * self._pair_share))
-        if alpha > 0:
-            shares.append(Share(self._pairs.models, alpha * self._pair_share))
-        self.engine.accumulate(x_AD, batch, self._pairs, shares, mean_AD)
+        self.engine.accumulate(x_AD, batch, self._pairs, self._pair_shares(alpha), mean_AD)
         while under_way:
             add_replies()
+
+    def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
+        """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
+        the agent whose model it is of. Worked out once, so that an engine can prepare for it."""
+        if alpha not in self._shares:
+            receiver = Share(self._pair_receiver, (1 - alpha) * self._pair_share)
+            sender = Share(self._pairs.models, alpha * self._pair_share)
+            self._shares[alpha] = (receiver,) * (alpha < 1) + (sender,) * (alpha > 0)
+        return self._shares[alpha]
 
     def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
@@ -344,7 +350,12 @@ class Neighbourhood:
 
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
-        return torch.lerp(x_AD, self.average(x_AD, self.exchange(x_AD, kind=kind)), gamma)
+        return self.gossip(x_AD, self.exchange(x_AD, kind=kind), gamma)
+
+    def gossip(self, x_AD: Tensor, x_I: Flow, gamma: float = 1.0) -> Tensor:
+        """The same with what the neighbours have sent already."""
+        mean_AD = self.average(x_AD, x_I)
+        return mean_AD if gamma == 1 else torch.lerp(x_AD, mean_AD, gamma, out=mean_AD)
 
     def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
         """The mean over all agents, for every agent.

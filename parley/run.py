@@ -6,6 +6,7 @@ Everything outside (progress, records on disk, checkpoints) consumes what `Run.e
 """
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from parley import data, engines, links, metrics, models, own
 from parley import partition as partitions
 from parley import topology as topologies
+from parley.crew import usable_cores
 from parley.data import Batches, Samples, Transform
 from parley.engine import Engine
 from parley.errors import BadValue, ParleyError
@@ -294,7 +296,17 @@ class Run:
             names = engines.candidates(self.task)
             found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
-        return engines.build(name, self.task, self.experiment.seed)
+        if name == "fused":
+            # It shares out whole gradients; torch's own threads would only get in its way.
+            torch.set_num_threads(1)
+        return engines.build(name, self.task, self.experiment.seed, self._threads())
+
+    def _threads(self) -> int:
+        """As many as asked for, or this process's share of the cores; never more than agents."""
+        placement = self.transport.placement
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", placement.workers))
+        threads = self.experiment.threads or max(1, usable_cores() // here)
+        return min(threads, len(placement.agents))
 
     def _try_model(self, problem: Problem) -> None:
         """Finds out on one sample whether model and data fit, before anything is written."""

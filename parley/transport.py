@@ -85,7 +85,7 @@ class Transfer:
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
-        return wire_RB if self._order is None else wire_RB[self._order]
+        return wire_RB if self._order is None else _rows(wire_RB, self._order)
 
 
 class Arrivals:
@@ -108,13 +108,13 @@ class Arrivals:
             assert self._others is not None
             arrived_RB = self._others.wait().to(self._own_RB.device)
             self._wire_RB = torch.cat([self._own_RB, arrived_RB])
-        return self._wire_RB[self._rows_of[edges]]
+        return _rows(self._wire_RB, self._rows_of[edges])
 
     def of_others(self, edges: tuple[int, ...]) -> Tensor:
         """The same for edges that all begin in other workers, without touching the own messages."""
         assert self._others is not None
         rows = self._rows_of[edges] - len(self._own_RB)
-        return self._others.wait()[rows].to(self._own_RB.device)
+        return _rows(self._others.wait(), rows).to(self._own_RB.device)
 
 
 class Transport(ABC):
@@ -191,10 +191,12 @@ class Transport(ABC):
     def count_replies(self, round_: int, kind: Kind, length: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
-        ends = self.topology.edges
-        if self.clock is not None and round_ % UNDER_WAY == 0:
-            self.clock.settle()
-        self._time(kind, [ends[e][::-1] for e in self.incoming_of[round_]], length, later=True)
+        if self.clock is not None:
+            if round_ % UNDER_WAY == 0:
+                self.clock.settle()
+            ends = self.topology.edges
+            replies = [ends[e][::-1] for e in self.incoming_of[round_]]
+            self._time(kind, replies, length, later=True)
 
     def _time(self, kind: Kind, edges: Sequence[Edge], length: int, later: bool = False) -> None:
         """Lets the simulated network carry a message along each of these edges."""
@@ -229,6 +231,11 @@ class Transport(ABC):
         """The values of the worker that hosts this agent, on every worker."""
 
 
+def _rows(wire_RB: Tensor, rows: Tensor) -> Tensor:
+    """Some messages, copied; for bytes many times as fast as ``wire_RB[rows]``."""
+    return wire_RB.index_select(0, rows.to(wire_RB.device))
+
+
 def _index(values: Iterator[int]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.int64)
 
@@ -251,7 +258,7 @@ class Local(Transport):
         return lambda: wire_EB
 
     def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
-        return wire_AB[_index(self.topology.edges[e][0] for e in edges)]
+        return _rows(wire_AB, _index(self.topology.edges[e][0] for e in edges))
 
     def gather(self, values_A: Tensor) -> Tensor:
         """All rows are here."""
@@ -358,7 +365,7 @@ class Processes(Transport):
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
     ) -> Callable[[], Tensor]:
         everything = self._swap(self._back[round_], wire_EB, kind, codec)
-        return lambda: everything()[self._replied[round_]]
+        return lambda: _rows(everything(), self._replied[round_])
 
     def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
         row, ends = self.placement.row, self.topology.edges
@@ -366,7 +373,7 @@ class Processes(Transport):
         expected = [e for e in edges if ends[e][1] in row]
         route = _Route(self.placement, own, len(row), expected, reply=False)
         wire_RB = self._swap(route, wire_AB, kind, codec)()
-        return wire_RB[_index(route.row_of[e] for e in expected)]
+        return _rows(wire_RB, _index(route.row_of[e] for e in expected))
 
     def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
         """Sends messages to the other workers; waits, when called, for theirs and gives the own
@@ -397,7 +404,9 @@ class Processes(Transport):
             return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
 
         device = self._wire_device
-        parcels = torch.cat([stamp(route.leaving).to(device), wire[route.rows].to(device)], 1)
+        parcels = torch.cat(
+            [stamp(route.leaving).to(device), _rows(wire, route.rows).to(device)], 1
+        )
         inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
         with _reaching_others():
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]

@@ -20,7 +20,7 @@ from parley.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, R
 from parley.peers import Peers
 from parley.placement import Placement
 from parley.run import EpochDone, Event, Problem, Record, Run, task_of
-from parley.status import reported
+from parley.status import is_held, reported
 from parley.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
@@ -63,7 +63,7 @@ def work(
     mine: Sequence[int] | None = None,
 ) -> Outcome | None:
     """One worker, from loading to summary; `mine` are the agents that its host has claimed."""
-    with threads(experiment.threads):
+    with threads(experiment.threads or 1):
         worker_of = handshake.seats(peers, experiment.agents, mine)
         hosted = [agent for agent, worker in enumerate(worker_of) if worker == peers.rank]
         problem = load(experiment, hosted)
@@ -126,12 +126,19 @@ class Journal:
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
 
-    def open(self, experiment: Experiment, resume: bool) -> None:
-        """Makes the folder, or checks that it holds this very experiment."""
+    def open(self, experiment: Experiment, resume: bool, first: bool = True) -> None:
+        """Makes the folder, or checks that it holds this very experiment and that nobody is at work
+        in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
+        """
         mark = self.peers.share("folder", uuid.uuid4().hex)[0]
         if self.folder is None:
             return
         self.folder.check(experiment, resume)
+        if first and is_held(self.folder.path):
+            raise ParleyError(
+                f"out: another process is training into {self.folder.path}; wait for it, stop it, "
+                "or choose another folder"
+            )
         self.peers.share("check", True)  # nobody writes into a folder that has been refused
         marks = self.folder.path / f"{EXPERIMENT}.{mark}"
         own = marks.with_name(f"{marks.name}-{self.peers.rank:06d}.partial")

@@ -134,3 +134,17 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
     contestants["parley, 2 workers"] = Still(0.1, 1.1)
     with pytest.raises(AssertionError, match=r"parley, 2 workers is 0\.1 of the way"):
         steps.measure(case, contestants, repeats=1, turn_seconds=1.0)  # type: ignore[arg-type]
+
+
+def test_a_profile_accounts_for_the_whole_step() -> None:
+    from benchmarks import profile
+
+    before = {
+        (owner, name): owner.__dict__.get(name) for f in profile.PARTS.values() for owner, name in f
+    }
+    found = profile.profile(Case("compngc", "mlp", 3, samples=64), rounds=1, seconds=0.01)
+    parts = dict(found["milliseconds"])
+    assert sum(parts.values()) == pytest.approx(2 * parts["step"], abs=0.01)
+    assert min(parts.values()) >= 0 and {"batches", "codec", "momentum"} <= set(parts)
+    assert {key: key[0].__dict__.get(key[1]) for key in before} == before, "all is as it was"
+    assert "| codec |" in profile.table({"profiles": [found]})

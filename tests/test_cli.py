@@ -103,6 +103,7 @@ def records(out):
         ("train --agents abc", "agents: 'abc' is not valid; valid: a whole number of at least 1"),
         ("train --seed -1", "seed: -1 is not valid; valid: a whole number of at least 0"),
         ("train --workers 4 --agents 3", "workers: 4 is not valid (every worker hosts an agent)"),
+        ("train --threads 0", "threads: 0 is not valid; valid: a whole number of at least 1"),
         ("train --dtype float16", "dtype: 'float16' is not valid; valid: float32, float64"),
         ("train --device tpu", "device: 'tpu' is not valid; valid: cpu, cuda or cuda:N"),
         ("train --device cuda:99", "device: 'cuda:99' is not valid (no such CUDA device can be us"),

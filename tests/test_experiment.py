@@ -109,7 +109,7 @@ def test_a_wrong_option_is_named_with_what_is_valid(options, message):
 def test_toml_holds_everything(name):
     made = Experiment.of(
         algorithm=name, variant="as-run", weight_decay=0.1, lr=1 / 3, model_options={"hidden": 8},
-        data_root="some where", topology="circulant:1,5", agents=12,
+        data_root="some where", topology="circulant:1,5", agents=12, threads=2,
     )  # fmt: skip
     text = made.to_toml()
     again = Experiment.from_toml(text)

@@ -1,8 +1,10 @@
 """The compiled engine answers what autograd answers, wherever it says that it can."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,10 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from parley import engines, kernels, models
+from parley.crew import Crew
 from parley.data import Batch
-from parley.engine import LoopEngine
+from parley.engine import LoopEngine, Pairs, Share
 from parley.errors import BadValue
-from parley.fused import FusedEngine, supports
+from parley.fused import FusedEngine, _by_target, supports
 from parley.models import EvoNorm
 from parley.task import Task
 
@@ -385,3 +388,64 @@ def test_a_wrong_answer_to_the_known_case_is_noticed():
 
     with pytest.raises(Exception, match="not 7"):
         kernels._check(Wrong())
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr("parley.fused.WORTH_A_THREAD", 0)
+    task, agents = task_of("lenet5", (1, 28, 28)), 4
+    batch, x_AD = make_batch((1, 28, 28), (9, 8, 3, 9)), moved(task, agents)
+    edges = [(j, i) for i in range(agents) for j in range(agents) if i != j][:-2]
+    models, rows = (torch.tensor(ends) for ends in zip(*edges, strict=True))
+    pairs = Pairs(models, rows, models)
+    weights = torch.rand(len(edges))
+    one, several = FusedEngine(task), FusedEngine(task, threads=threads)
+    for targets in ([models], [rows], [models, rows]):
+        shares = [Share(target, weights) for target in targets]
+        sums = [x_AD.clone(), x_AD.clone()]
+        for engine, sum_AD in zip((one, several), sums, strict=True):
+            engine.accumulate(x_AD, batch, pairs, shares, sum_AD)
+        assert torch.equal(*sums) and not torch.equal(sums[0], x_AD)
+    everyone = range(agents)
+    for found in zip(
+        *(e.gradients(x_AD, batch, everyone, everyone) for e in (one, several)), strict=True
+    ):
+        assert torch.equal(*found)
+    inputs = torch.randn(70, 1, 28, 28)
+    assert torch.equal(one.predict(x_AD[0], inputs), several.predict(x_AD[0], inputs))
+    nothing = Pairs(models[:0], rows[:0], models[:0])
+    several.accumulate(x_AD, batch, nothing, [Share(models[:0], weights[:0])], sums[0])
+    assert torch.equal(*sums)
+    assert one.samples == several.samples > 0
+
+
+def test_pairs_of_a_target_stay_together() -> None:
+    target_P = np.array([3, 0, 1, 3, 3, 2, 0, 3])
+    for parts in range(1, 6):
+        found = _by_target(target_P, parts)
+        assert sorted(np.concatenate(found).tolist()) == list(range(8)) and len(found) <= parts
+        assert all((np.diff(part) > 0).all() for part in found)
+        owners = [set(target_P[part].tolist()) for part in found]
+        assert sum(map(len, owners)) == len(set(target_P.tolist())), "no target in two parts"
+    assert [len(part) for part in _by_target(np.arange(10), 2)] == [5, 5]
+
+
+def test_a_crew_waits_for_all_before_it_fails() -> None:
+    done = []
+
+    def work(thread: int, part: float) -> int:
+        if not part:
+            raise ValueError("nothing to do")
+        time.sleep(part)
+        done.append(thread)
+        return thread
+
+    crew = Crew(3)
+    for parts in ([0, 0.05, 0.1], [0.05, 0, 0.1]):
+        done.clear()
+        with pytest.raises(ValueError, match="nothing to do"):
+            crew.share(work, parts)
+        assert len(done) == 2
+    assert crew.share(work, [0.01, 0.02]) == [0, 1]
+    with pytest.raises(ValueError, match="4 parts for 3 threads"):
+        crew.share(work, [1, 1, 1, 1])

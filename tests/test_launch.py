@@ -17,7 +17,7 @@ from processes import PATIENCE, TOKEN, Command, nothing_left, recorded, records
 from torch import nn
 
 import parley
-from parley import launch
+from parley import crew, engines, launch
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.run import Problem, problem
@@ -321,3 +321,57 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         port = listener.getsockname()[1]
     common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [{"RANK": str(rank), **common} for rank in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("options", "there_are_kernels", "workers"),
+    [
+        ({"model": "mlp"}, False, 1),
+        ({"model": "cnn5"}, True, 1),
+        ({"model": "cnn5"}, False, 3),
+        ({"model": "resnet20"}, True, 3),
+        ({"model": "resnet20", "agents": 2}, True, 2),
+    ],
+)
+def test_workers_when_nobody_has_said(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: dict[str, Any],
+    there_are_kernels: bool,
+    workers: int,
+) -> None:
+    monkeypatch.setattr(launch, "usable_cores", lambda: 3)
+    monkeypatch.setattr(launch.kernels, "available", lambda: there_are_kernels)
+    assert launch.default_workers(parley.Experiment.of(**options), tmp_path) == workers
+
+
+def test_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parley.run.usable_cores", lambda: 6)
+    seen = []
+    build = engines.build
+
+    def built(name: str, task: Any, seed: int = 0, threads: int = 0) -> Any:
+        if threads:  # a trial of its speed has none
+            seen.append(threads)
+        return build(name, task, seed, threads or 1)
+
+    monkeypatch.setattr("parley.run.engines.build", built)
+    options = {"epochs": 1, "progress": False}
+    parley.train(**options, agents=8)
+    parley.train(**options, agents=4)
+    parley.train(**options, agents=8, threads=2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    parley.train(**options, agents=8)
+    assert seen == [6, 4, 2, 1]
+
+
+def test_a_container_s_share_of_time_counts_as_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(crew, "QUOTA", quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert crew.usable_cores() == 8
+    for said, cores in (("max 100000", 8), ("150000 100000", 2), ("9900000 100000", 8), ("1", 8)):
+        quota.write_text(said)
+        assert crew.usable_cores() == cores

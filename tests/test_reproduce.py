@@ -46,6 +46,32 @@ def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
             assert costs.graph_of(preset, variant).agents == preset.agents
 
 
+def test_one_choice_as_printed_changes_nothing_else() -> None:
+    seen = set()
+    for preset in all_presets().values():
+        run = preset.experiment("as-run")
+        for variant in presets.variants()[2:]:
+            choice = variant.removeprefix("as-run-but-")
+            try:
+                made = preset.experiment(variant)
+            except BadValue as error:
+                assert variant in str(error) and preset.name in str(error)
+                continue
+            seen.add((preset.method, choice))
+            printed = preset.experiment("as-printed")
+            option = presets.CHOICES[choice]
+            if choice == "evonorm":
+                assert made.model_options == printed.model_options != run.model_options
+                assert made.algorithm == run.algorithm and made.topology == run.topology
+            else:
+                changed = {option: getattr(printed.algorithm, option)}
+                assert made.algorithm == run.algorithm.model_copy(update=changed) != run.algorithm
+                assert run.same_as(made) == ["algorithm"]
+    assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
+    assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
+    assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
+
+
 def test_hyper_parameters_of_some_cells() -> None:
     known = all_presets()
     cga = known["cifar10/cnn5/ring/10/cga"].experiment()
@@ -225,6 +251,29 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
             assert (tmp_path / line.partition("(")[2].rstrip(")")).exists()
     assert (tmp_path / "pictures" / "figures-epsilon-5.png").exists()
     assert "digits/logistic/ring/4, reduced: 2 of 4 epochs" in shown.stdout
+
+
+def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) -> None:
+    ngc = small[1:2]
+    finish(ngc, tmp_path, epochs=2, seeds=2)
+    finish(ngc, tmp_path, epochs=2, variant="as-run-but-gradient")
+    finish(ngc, tmp_path, variant="as-run-but-gradient")  # with nothing to stand beside
+    found = report.collect(tmp_path)
+    ends = {r.variant: r.ends[0]["accuracy_after_gossip"] for r in found.results if r.reduction}
+    run, printed = (100 * ends[variant] for variant in ("as-run", "as-run-but-gradient"))
+    assert report.ablations(found.results) == [
+        [
+            "digits/logistic/ring/4/ngc",
+            "gradient",
+            f"{run:.2f}",
+            f"{printed:.2f}",
+            f"{printed - run:+.2f}",
+            "1 seed, 2 of 4 epochs",
+        ]
+    ]
+    page = report.markdown(found, {})
+    assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
+    assert "gradient as printed" not in page, "the paper's table is without it"
 
 
 def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:

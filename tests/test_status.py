@@ -44,6 +44,21 @@ def test_a_run_says_where_it_is_and_holds_its_folder(
     assert not status.is_held(out)
 
 
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    refused = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, StepDone) and not refused:
+            with pytest.raises(ParleyError, match="another process is training into") as error:
+                parley.train(out=out, resume=True, **SMALL)
+            refused.append(str(error.value))
+
+    result = parley.train(out=out, watch=watch, **SMALL)
+    assert str(out) in refused[0]
+    assert [record["epoch"] for record in result.records] == [1, 2], "the first goes on unharmed"
+
+
 def test_it_is_not_written_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "EVERY", 3600.0)
     steps = []

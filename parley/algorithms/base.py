@@ -128,4 +128,4 @@ class MomentumSGD(Momentum, Algorithm):
     def mixed(self, x_AD: Tensor, x_I: Flow, hood: Neighbourhood) -> Tensor:
         """The models after a gossip step. Waits for the neighbours': where the self-gradient does
         not need them, it is computed before, while they are under way."""
-        return torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
+        return hood.gossip(x_AD, x_I, self.gamma)

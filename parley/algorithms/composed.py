@@ -166,4 +166,4 @@ class Gossip(Part):
     ) -> tuple[Tensor, Flow | None]:
         """One gossip step; what is sent is also what an agent counts for its own value."""
         q_AD, q_I = publish(x_AD, hood, self.codec, slot)
-        return torch.lerp(q_AD, hood.average(q_AD, q_I), self.gamma) + (x_AD - q_AD), q_I
+        return hood.gossip(q_AD, q_I, self.gamma) + (x_AD - q_AD), q_I

@@ -67,7 +67,7 @@ class SkewScout(Momentum, Algorithm):
         if float(waited_A[0]) >= float(interval_A[0]):
             x_I = hood.exchange(x_AD)
             lost_A = lost_A + lost_on_travels(x_AD, x_I, hood, batch)
-            x_AD = torch.lerp(x_AD, hood.average(x_AD, x_I), self.gamma)
+            x_AD = hood.gossip(x_AD, x_I, self.gamma)
             waited_A, met_A = torch.zeros_like(waited_A), met_A + 1
             if float(met_A[0]) >= self.travels:
                 interval_A = self.control(interval_A, hood.mean((lost_A / met_A)[:, None])[:, 0])

@@ -50,6 +50,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 SMALL = frozenset({"logistic", "mlp", "lenet5"})
 """Networks so quick that messages between processes cost more than a second core gives."""
+COMPILED = SMALL | {"cnn5"}
+"""Networks that the compiled kernels know."""
 
 TEXT = ("bert-mini", "distilbert", "hf")
 """Models whose inputs are numbers of tokens; all others take images or plain features."""

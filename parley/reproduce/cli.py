@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from parley import launch
 from parley import topology as topologies
+from parley.crew import usable_cores
 from parley.errors import BadValue
 from parley.progress import console
 from parley.reproduce import campaign, costs, report, resources, theory
 from parley.reproduce.campaign import Order
-from parley.reproduce.presets import METHODS, TABLES, Preset, presets, select
+from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.worker import threads
 
 screen = Console()
 """Stdout, for results."""
@@ -89,7 +90,11 @@ def run(
     seeds: Annotated[str, typer.Option(help="Runs of each, from seed 0 on.", metavar="N")] = "1",
     variant: Annotated[
         str,
-        typer.Option(help="as-run, like the authors' code, or as-printed.", metavar="TEXT"),
+        typer.Option(
+            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICE, with one "
+            f"choice as printed: {', '.join(CHOICES)}.",
+            metavar="TEXT",
+        ),
     ] = "as-run",
     epochs: Annotated[
         str | None,
@@ -139,7 +144,7 @@ def run(
         _whole("seeds", seeds) or 1,
         data_root,
     )
-    at_once = _whole("parallel", parallel) or launch.usable_cores()
+    at_once = _whole("parallel", parallel) or usable_cores()
     todo = campaign.jobs(chosen, order, out)  # refuses what cannot be, before anything is timed
     if name is None or list_:
         rows = cost_rows(chosen, order)
@@ -432,7 +437,7 @@ def show_theory(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Also check the lemmas and the rate on quadratics, and draw it; about a minute.",
+            help="Also check the lemmas and the rate on quadratics, and draw it; half a minute.",
             metavar="FILE",
             show_default=False,
         ),
@@ -449,7 +454,9 @@ def show_theory(
     rate = sizes.upper if given is None else given
     constants = theory.Constants.of(rate, big_l, beta) if beta else None
     if picture:
-        theory.picture(picture)
+        # With several threads, small matrices take many times as long where others work too.
+        with console.status("checking lemmas and rate on quadratics"), threads(1):
+            theory.picture(picture)
     if json_:
         ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}
         found = {"root_rho": theory.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}

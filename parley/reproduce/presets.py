@@ -16,6 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
+from parley.algorithms import ALGORITHMS
 from parley.data import steps_per_epoch
 from parley.errors import BadValue, unknown_name
 from parley.experiment import VARIANTS, Experiment
@@ -50,6 +51,16 @@ _WITH_NORMS = frozenset(
     for n in (5, 10)
     for name, end in (("non-iid", "ring"), ("methods", "cga"))
 )
+CHOICES = {
+    "gradient": "gradient_at",
+    "momentum": "nesterov",
+    "floor": "qp_floor",
+    "scale": "qp_scale",
+    "scope": "scope",
+    "evonorm": "evonorm",
+}
+"""Where printed paper and authors' code differ, and the option that decides it: the variant
+``as-run-but-floor`` is as run with this one choice as printed."""
 EVALUATE_EVERY = 5
 """Epochs from one record to the next in a long run."""
 
@@ -144,9 +155,10 @@ class Preset:
         self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
     ) -> Experiment:
         """What to run; `others` are further options, such as a seed."""
-        if variant not in VARIANTS:
-            raise unknown_name("variant", variant, VARIANTS)
-        as_run = variant == "as-run"
+        if variant not in variants():
+            raise unknown_name("variant", variant, variants())
+        base, _, choice = variant.partition("-but-")
+        as_run = base == "as-run"
         epochs = self._epochs(reduction)
         options: dict[str, Any] = {
             "data": self.data,
@@ -163,10 +175,13 @@ class Preset:
             "lr_decay": self.lr_decay,
             "gossip_rounds": 51,
             "evaluate_every": max(1, min(EVALUATE_EVERY, epochs // 10)),
-            "variant": variant,
+            "variant": base,
         }
+        if choice:
+            options |= self._as_printed(variant, choice)
         if self.model in WITH_EVONORM:
-            options["model_options"] = {"evonorm": "hard-swish" if as_run else "s0"}
+            hard = as_run and choice != "evonorm"
+            options["model_options"] = {"evonorm": "hard-swish" if hard else "s0"}
         if self.bias_norms:
             options["bias_norms"] = "run" if as_run else "printed"
         name, _, factor = self.lr_decay.partition(":")
@@ -177,11 +192,24 @@ class Preset:
             options["fraction"] = reduction.fraction
         return Experiment.of(**options | others)
 
+    def _as_printed(self, variant: str, choice: str) -> dict[str, Any]:
+        """The option that decides a choice, as printed, where this run has that choice."""
+        option = CHOICES[choice]
+        algorithm = ALGORITHMS[self.method.removesuffix("-alpha0")]
+        having = [name for name, of in CHOICES.items() if of in algorithm.model_fields]
+        if not self.hyper.get("momentum"):
+            having.remove("momentum")
+        if self.model in WITH_EVONORM:
+            having.append("evonorm")
+        if choice not in having:
+            valid = f"as-run-but- and one of {', '.join(having)} for {self.name}"
+            raise BadValue("variant", variant, valid, f"{self.label} there does not depend on it")
+        return {} if choice == "evonorm" else {option: algorithm.model_fields[option].default}
+
     def graph(self, variant: str) -> str:
         """The topology as Parley calls it: the authors' torus is a circulant graph."""
-        return (
-            "circulant:1,5" if self.topology == "torus" and variant == "as-run" else self.topology
-        )
+        as_run = variant.startswith("as-run")
+        return "circulant:1,5" if self.topology == "torus" and as_run else self.topology
 
     def _epochs(self, reduction: Reduction) -> int:
         if reduction.fraction is not None and not 0 < reduction.fraction < 1:
@@ -211,6 +239,25 @@ class Figure:
     axis: str
     lines: Mapping[str, str]
     """Label to preset."""
+
+
+def variants() -> list[str]:
+    """Printed paper, authors' code, and the code with a single choice as printed.
+
+    >>> variants()[:3]
+    ['as-printed', 'as-run', 'as-run-but-gradient']
+    """
+    return [*VARIANTS, *(f"as-run-but-{choice}" for choice in CHOICES)]
+
+
+def variant_words(variant: str) -> str:
+    """For people; nothing for what is usual here, as run.
+
+    >>> variant_words("as-run-but-floor"), variant_words("as-printed"), variant_words("as-run")
+    ('floor as printed', 'as printed', '')
+    """
+    base, _, choice = variant.partition("-but-")
+    return f"{choice} as printed" if choice else "as printed" if base == "as-printed" else ""
 
 
 @cache

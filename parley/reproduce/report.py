@@ -16,11 +16,19 @@ from rich.table import Table
 import parley
 from parley import draw
 from parley.errors import BadValue, ParleyError
-from parley.experiment import VARIANTS
 from parley.files import write_atomically
 from parley.folder import EXPERIMENT, RunFolder
 from parley.reproduce.campaign import FAILURE, read_experiment, version_of
-from parley.reproduce.presets import TABLES, Figure, Preset, Reduction, figures, presets
+from parley.reproduce.presets import (
+    TABLES,
+    Figure,
+    Preset,
+    Reduction,
+    figures,
+    presets,
+    variant_words,
+    variants,
+)
 
 ACCURACIES = {
     "accuracy_after_gossip": "after gossip",
@@ -47,6 +55,11 @@ class Result:
     unfinished: Sequence[str] = ()
     """For example ``seed 2 at epoch 40``, or why a run failed."""
     seconds: float = 0.0
+
+    @property
+    def is_ablation(self) -> bool:
+        """Whether it is as run but for one choice."""
+        return "-but-" in self.variant
 
     @property
     def mark(self) -> str:
@@ -105,9 +118,10 @@ def parse_form(name: str) -> tuple[str, Reduction]:
     >>> parse_form("as-run-20-epochs-0.1-data")
     ('as-run', Reduction(epochs=20, fraction=0.1))
     """
-    match = re.fullmatch(r"(as-run|as-printed)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
+    known = "|".join(sorted(variants(), reverse=True))  # the longest that fits
+    match = re.fullmatch(rf"({known})(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
     if not match:
-        raise BadValue("folder", name, ", ".join(VARIANTS) + ", or one of them reduced")
+        raise BadValue("folder", name, ", ".join(variants()) + ", or one of them reduced")
     variant, epochs, fraction = match.groups()
     return variant, Reduction(
         int(epochs) if epochs else None, float(fraction) if fraction else None
@@ -166,9 +180,14 @@ HEADINGS = [
 ]  # fmt: skip
 
 
+def _with_variant(label: str, result: Result) -> str:
+    words = variant_words(result.variant)
+    return f"{label}, {words}" if words else label
+
+
 def _cells(result: Result) -> list[str]:
     paper = result.preset.paper
-    label = result.preset.label + (", as printed" if result.variant == "as-printed" else "")
+    label = _with_variant(result.preset.label, result)
     cells = [label, f"{paper.accuracy:.2f} ± {paper.std:.2f}" if paper else ""]
     for name in ACCURACIES:
         cells += [_accuracy(result, name), _deviation(result, name)]
@@ -178,10 +197,11 @@ def _cells(result: Result) -> list[str]:
 
 
 def grouped(results: Sequence[Result], table: str) -> Iterator[tuple[str, list[Result]]]:
-    """The results of a table, by what is compared; whole runs before reduced ones."""
+    """The results of a table, by what is compared; whole runs before reduced ones. Runs in which
+    one choice is another are compared apart."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        if result.preset.table == table:
+        if result.preset.table == table and not result.is_ablation:
             groups.setdefault(result.preset.group, []).append(result)
     for group, members in groups.items():
         yield (
@@ -196,10 +216,47 @@ def tables(found: Found) -> Iterator[Table]:
         for group, members in grouped(found.results, table):
             for title, alike in itertools.groupby(members, key=_title):
                 yield _table(f"{group}{title}", list(alike))
+    if rows := ablations(found.results):
+        shown = Table(title="one choice as printed", title_justify="left", box=box.SIMPLE_HEAD)
+        for column, heading in enumerate(ABLATION):
+            shown.add_column(heading, justify="right" if 1 < column < 5 else "left", no_wrap=True)
+        for row in rows:
+            shown.add_row(*row)
+        yield shown
+
+
+ABLATION = ["run", "choice", "as run", "as printed", "difference", ""]
+
+
+def ablations(results: Sequence[Result]) -> list[list[str]]:
+    """What one choice does: runs in which it is as printed beside those that are all as run.
+
+    Accuracies after gossip; seeds that only one side has are left out.
+    """
+    rows = []
+    for result in (r for r in results if r.is_ablation and r.ends):
+        beside = [
+            r for r in results
+            if (r.preset, r.reduction, r.variant) == (result.preset, result.reduction, "as-run")
+        ]  # fmt: skip
+        seeds = min([len(result.ends), *(len(r.ends) for r in beside)]) if beside else 0
+        if not seeds:
+            continue
+        ours, theirs = (
+            100 * statistics.fmean(r.ends[s]["accuracy_after_gossip"] for s in range(seeds))
+            for r in (beside[0], result)
+        )
+        words = result.variant.partition("-but-")[2]
+        count = f"{seeds} seed{'s' * (seeds > 1)}"
+        cells = (f"{ours:.2f}", f"{theirs:.2f}", f"{theirs - ours:+.2f}")
+        note = ", ".join(part for part in (count, result.mark) if part)
+        rows.append([result.preset.name, words, *cells, note])
+    return rows
 
 
 def _title(result: Result) -> str:
-    title = " as printed" if result.variant == "as-printed" else ""
+    words = variant_words(result.variant)
+    title = f", {words}" if words else ""
     return title + (f", reduced: {result.mark}" if result.mark else "")
 
 
@@ -250,6 +307,11 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         shown = {n: p for n, p in pictures.items() if n.partition("/")[0] == table}
         for name, path in shown.items():
             lines += [f"![{name}]({path})", ""]
+    if rows := ablations(found.results):
+        lines += ["### One choice as printed, the rest as run", ""]
+        lines += ["Accuracy after gossip, in percent: what a choice in which the printed paper and "
+                  "its authors' code differ does by itself.", ""]  # fmt: skip
+        lines += _rows(ABLATION, rows)
     if found.refused:
         lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]
     return "\n".join(lines)
@@ -297,8 +359,10 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
     """
     made: dict[str, Path] = {}
     for table in TABLES:
-        compared = [r for r in found.results if r.preset.table == table and r.ends]
-        compared = [r for r in compared if r.preset.paper]
+        compared = [
+            r for r in found.results
+            if r.preset.table == table and r.ends and r.preset.paper and not r.is_ablation
+        ]  # fmt: skip
         if compared:
             path = folder / f"{table}.png"
             made[f"{table}/against the paper"] = beside_paper(compared, path)
@@ -348,9 +412,7 @@ def beside_paper(results: Sequence[Result], path: Path) -> Path:
                 label=words if row == 0 else None,
             )  # fmt: skip
     names = [
-        r.preset.name
-        + (", as printed" if r.variant == "as-printed" else "")
-        + (f"\nreduced: {r.mark}" if r.mark else "")
+        _with_variant(r.preset.name, r) + (f"\nreduced: {r.mark}" if r.mark else "")
         for r in results
     ]
     axes.set_yticks(range(len(results)), names, fontsize=8)
@@ -371,7 +433,7 @@ def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path |
         for result in results:
             if result.preset.name != name or not result.curves:
                 continue
-            words = label + (", as printed" if result.variant == "as-printed" else "")
+            words = _with_variant(label, result)
             words += f" (reduced: {result.mark})" if result.mark else ""
             if _line(axes, figure, result, words, draw.LINES[number % len(draw.LINES)]):
                 drawn += 1
