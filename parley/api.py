@@ -121,6 +121,7 @@ def train(
 
     With the user's own model and data:
 
+    >>> import torch
     >>> inputs, targets = torch.randn(2, 40, 3), torch.randint(2, (2, 40))
     >>> result = train(
     ...     model=lambda: nn.Linear(3, 2),
