@@ -29,9 +29,9 @@ from parley.task import Task, cross_entropy
 
 CHUNK = 32
 """Samples that pass through a network together: few enough for the second cache."""
-WORTH_A_THREAD = 8_000_000
-"""Samples times parameters from which on a call is shared out among threads: with less, waking
-them costs more than they give."""
+WORTH_A_THREAD = 5e8
+"""Floating-point operations from which on a call is shared out among threads, some milliseconds:
+with less, waking them costs more than they give."""
 
 
 class _Unsupported(Exception):
@@ -102,7 +102,8 @@ class FusedEngine(Engine):
                 ready.plan.workspaces[thread].data_ptr(),
             )
 
-        self._crew.share(work, _slices(len(rows), self._threads(int(size_P.sum()))))
+        flops = 3 * ready.plan.flops * int(size_P.sum())
+        self._crew.share(work, _slices(len(rows), self._threads(flops)))
         return loss_P, g_PD
 
     def accumulate(
@@ -113,7 +114,7 @@ class FusedEngine(Engine):
         row_P = ready.checked(pairs.rows.numpy())
         samples = int(ready.of_rows[2][row_P].sum())
         self.samples += samples
-        threads = self._threads(samples)
+        threads = self._threads(3 * ready.plan.flops * samples)
         if self._sums is None or not self._sums.is_of(pairs, shares, threads):
             self._sums = _Sums.of_shares(pairs, shares, threads)
         sums = self._sums
@@ -147,9 +148,9 @@ class FusedEngine(Engine):
 
         self._crew.share(work, sums.parts)
 
-    def _threads(self, samples: int) -> int:
-        """How many threads are worth it for gradients on so many samples in all."""
-        return self._crew.size if samples * self.task.size >= WORTH_A_THREAD else 1
+    def _threads(self, flops: int) -> int:
+        """How many threads are worth it for so many floating-point operations."""
+        return self._crew.size if flops >= WORTH_A_THREAD else 1
 
     def _models(self, x_PD: Tensor) -> Tensor:
         """Models as the kernels take them."""
@@ -176,7 +177,7 @@ class FusedEngine(Engine):
                 plan.workspaces[thread].data_ptr(),
             )
 
-        self._crew.share(work, _slices(len(inputs), self._threads(len(inputs))))
+        self._crew.share(work, _slices(len(inputs), self._threads(plan.flops * len(inputs))))
         return logits
 
     def _plan(self, shape: Sequence[int]) -> "_Plan":
@@ -188,7 +189,8 @@ class FusedEngine(Engine):
             except _Unsupported as error:
                 raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
             floats = self._library.parley_workspace(net) // 4
-            self._plans[key] = _Plan(net, [_zeros(floats) for _ in range(self._crew.size)])
+            workspaces = [_zeros(floats) for _ in range(self._crew.size)]
+            self._plans[key] = _Plan(net, workspaces, _flops(net))
         return self._plans[key]
 
     def _ready(self, batch: Batch) -> "_Ready":
@@ -238,6 +240,8 @@ class _Plan(NamedTuple):
     net: Net
     workspaces: list[Tensor]
     """One for each thread."""
+    flops: int
+    """Operations of a forward pass for one sample; a gradient takes three times as many."""
 
 
 class _Part(NamedTuple):
@@ -471,3 +475,15 @@ def _network(task: Task, layers: Sequence[Stage | Dense], shape: tuple[int, ...]
             net.denses += 1
             flowing = (layer.outputs,)
     return net
+
+
+def _flops(net: Net) -> int:
+    """Floating-point operations of convolutions and dense layers for one sample."""
+    products = 0
+    for stage in net.stage[: net.stages]:
+        rows = stage.height + 2 * stage.pad_h - stage.kernel_h + 1
+        columns = stage.width + 2 * stage.pad_w - stage.kernel_w + 1
+        kernel = stage.inputs * stage.kernel_h * stage.kernel_w
+        products += rows * columns * stage.outputs * kernel
+    products += sum(dense.inputs * dense.outputs for dense in net.dense[: net.denses])
+    return 2 * products

@@ -16,6 +16,9 @@ from benchmarks.cases import QUICK, RULES, Case, Rule, every_case, forward_flops
 from benchmarks.contestants import Contestant, Parley
 from benchmarks.table import render
 from benchmarks.textbook import Textbook, project
+from parley import kernels
+from parley.fused import FusedEngine
+from parley.task import Task
 
 
 def small(rule: Rule, agents: int, model: str = "mlp") -> Case:
@@ -148,3 +151,12 @@ def test_a_profile_accounts_for_the_whole_step() -> None:
     assert min(parts.values()) >= 0 and {"batches", "codec", "momentum"} <= set(parts)
     assert {key: key[0].__dict__.get(key[1]) for key in before} == before, "all is as it was"
     assert "| codec |" in profile.table({"profiles": [found]})
+
+
+@pytest.mark.parametrize("model", ["lenet5", "cnn5", "mlp", "logistic"])
+def test_the_kernels_count_the_same_operations(model: str) -> None:
+    if reason := kernels.reason():
+        pytest.skip(reason)
+    case = Case("dpsgd", model, 2)
+    plan = FusedEngine(Task(case.start()))._plan(case.shape)
+    assert plan.flops == sum(forward_flops(case.start(), case.shape))
