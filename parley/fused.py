@@ -486,4 +486,4 @@ def _flops(net: Net) -> int:
         kernel = stage.inputs * stage.kernel_h * stage.kernel_w
         products += rows * columns * stage.outputs * kernel
     products += sum(dense.inputs * dense.outputs for dense in net.dense[: net.denses])
-    return 2 * products
+    return int(2 * products)
