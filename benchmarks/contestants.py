@@ -66,7 +66,7 @@ class Parley:
         return x_AD
 
 
-def player(kind: str, case: Case) -> Player:
+def player(kind: str, case: Case, threads: int = 1) -> Player:
     """This process's share of a case, as this kind of contestant."""
     from benchmarks.one_process_each import OneProcessEach
     from benchmarks.textbook import Textbook
@@ -74,7 +74,7 @@ def player(kind: str, case: Case) -> Player:
     together = dist.is_initialized()
     if kind == "parley":
         rank, workers = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-        return Parley(case, rank, workers, torch.get_num_threads())
+        return Parley(case, rank, workers, threads)
     return OneProcessEach(case) if together else Textbook(case)
 
 
@@ -87,7 +87,7 @@ def _serve(pipe: Connection, kind: str, threads: int, rank: int, processes: int,
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=processes, timeout=PATIENCE
         )
-    child = _Child(kind)
+    child = _Child(kind, threads)
     try:
         pipe.send((True, time.perf_counter()))
         while True:
@@ -107,15 +107,17 @@ def _serve(pipe: Connection, kind: str, threads: int, rank: int, processes: int,
 class _Child:
     """The commands."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, threads: int) -> None:
         self.kind = kind
+        self.threads = threads
         self.player: Player | None = None
 
     def load(self, case: Case) -> tuple[float, float]:
         """Sets a case up; from when to when."""
         self.player = None
         gc.collect()
-        return self._timed(lambda: setattr(self, "player", player(self.kind, case)))
+        made = partial(player, self.kind, case, self.threads)
+        return self._timed(lambda: setattr(self, "player", made()))
 
     def steps(self, n: int) -> tuple[float, float]:
         """Makes n steps; from when to when."""
