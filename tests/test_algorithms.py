@@ -42,7 +42,7 @@ from parley.algorithms import (
     SwarmSGD,
     build,
 )
-from parley.algorithms.cga import multipliers
+from parley.algorithms.cga import FEW, by_active_sets, by_supports, multipliers
 from parley.engine import VmapEngine
 from parley.errors import BadValue
 from parley.topology import Topology
@@ -303,31 +303,49 @@ def test_ngc_keeps_no_edge_values() -> None:
 
 class TestQuadraticProgram:
     @pytest.mark.parametrize("floor", [0.0, 0.5])
-    @pytest.mark.parametrize("seed", range(20))
-    def test_solutions_satisfy_the_kkt_conditions(self, seed: int, floor: float) -> None:
-        rng = np.random.default_rng(seed)
-        rows = rng.normal(size=(1 + seed % 5, 8)) * 10.0 ** rng.integers(-3, 3)
-        g = rng.normal(size=8)
-        gram, along = rows @ rows.T, rows @ g
+    @pytest.mark.parametrize("neighbours", range(1, 8))
+    def test_solutions_satisfy_the_kkt_conditions(self, neighbours: int, floor: float) -> None:
+        """With few neighbours and with many, for which another method is used."""
+        rng = np.random.default_rng(neighbours)
+        rows = rng.normal(size=(20, neighbours, 8)) * 10.0 ** rng.integers(-3, 3, (20, 1, 1))
+        g = rng.normal(size=(20, 8))
+        gram, along = rows @ rows.swapaxes(1, 2), np.einsum("pmd,pd->pm", rows, g)
         u = multipliers(gram, along, floor)
-        slope = gram @ u + along
-        tolerance = 1e-8 * max(1.0, np.abs(along).max())
+        slope = np.einsum("pmn,pn->pm", gram, u) + along
+        tolerance = 1e-8 * np.maximum(1.0, np.abs(along).max(1, keepdims=True))
         assert (u >= floor).all()
         assert (slope >= -tolerance).all()  # no multiplier wants to grow
-        assert np.abs(slope[u > floor + 1e-9]).max(initial=0) <= tolerance  # free ones rest
+        free = u > floor + 1e-9
+        assert free.any() and not free.all()
+        assert (np.abs(slope) <= tolerance)[free].all()  # free ones rest
+
+    @pytest.mark.parametrize("neighbours", range(1, FEW + 1))
+    def test_trying_all_sets_gives_what_non_negative_least_squares_gives(
+        self, neighbours: int
+    ) -> None:
+        rng = np.random.default_rng(neighbours)
+        rows = rng.normal(size=(200, neighbours, 6))
+        gram = rows @ rows.swapaxes(1, 2)
+        slope = np.einsum("pmd,pd->pm", rows, rng.normal(size=(200, 6)))
+        np.testing.assert_allclose(
+            by_supports(gram, slope), by_active_sets(gram, slope), rtol=1e-7, atol=1e-9
+        )
 
     def test_numbers_that_are_no_longer_finite(self) -> None:
         """They stay so, for the run to stop with its own words; no warning, no solver's error."""
-        for gram, along in (([[np.inf, 0], [0, 1]], [0, 0]), (np.eye(2), [np.nan, 0])):
-            assert np.isnan(multipliers(np.asarray(gram, dtype=float), along, 0.5)).all()
+        gram = np.stack([np.diag([np.inf, 1.0]), np.eye(2), np.eye(2)])
+        u = multipliers(gram, np.array([[0.0, 0.0], [np.nan, 0.0], [-2.0, 0.0]]), 0.5)
+        assert np.isnan(u[:2]).all()
+        assert u[2].tolist() == pytest.approx([2.0, 0.5])  # the others are what they were
 
-    def test_agrees_with_published_solver_on_equal_gradients(self) -> None:
+    @pytest.mark.parametrize("times", [2, 3, FEW + 1])
+    @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
+    def test_equal_gradients(self, times: int, scale: float) -> None:
         """A singular problem: only the sum of the multipliers is determined."""
         row = np.array([1.0, 2.0, -1.0])
-        g = np.array([-1.0, 0.0, 0.0])
-        rows = np.stack([row, row])
-        u = multipliers(rows @ rows.T, rows @ g, 0.0)
-        assert u.sum() == pytest.approx(1 / 6, abs=1e-6)
+        rows, g = np.stack([scale * row] * times), np.array([-1.0, 0.0, 0.0])
+        (u,) = multipliers((rows @ rows.T)[None], (rows @ g)[None], 0.0)
+        assert u.sum() * scale == pytest.approx(1 / 6, abs=1e-6)
 
     def test_zero_cross_gradients_leave_the_self_gradient(self) -> None:
         hood = small.hood(graphs.ring(3))

@@ -7,10 +7,11 @@ neighbours' data give for its model:
     u = argmin ½ ‖g + Σ_j u_j g_j‖²  subject to  u ≥ floor;   g* = g + Σ_j u_j g_j
 
 η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, O their outgoing edges, M most
-neighbours of an agent, D flat parameters.
+neighbours of an agent, D flat parameters, P quadratic programs.
 """
 
 from collections.abc import Sequence
+from itertools import chain, combinations
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,13 @@ from parley.neighbourhood import Flow, Neighbourhood
 
 GRAM_BLOCK = 4096
 """Entries whose products are added up in the gradients' own precision."""
+RIDGE = 1e-12
+"""Added to the squared length of each gradient, as the authors do: equal gradients make the
+program singular."""
+TINY = 1e-14
+"""The same for gradients so long that `RIDGE` is lost in rounding, as a share of the square."""
+FEW = 4
+"""Neighbours up to which all sets of multipliers above the floor are tried."""
 
 
 class State(NamedTuple):
@@ -65,13 +73,7 @@ class Projection(Part):
         r_AMD = r_OD[members_AM.clamp(min=0)]
         if not present_AM.all():
             r_AMD *= present_AM[..., None]
-        result_AD = torch.cat(
-            [
-                project(g_Ad, r_AMd, self.qp_floor)
-                for g_Ad, r_AMd in zip(g_AD.split(sizes, 1), r_AMD.split(sizes, 2), strict=True)
-            ],
-            dim=1,
-        )
+        result_AD = project(g_AD, r_AMD, sizes, self.qp_floor)
         if self.qp_scale == "neighbourhood":
             result_AD /= present_AM.sum(1, keepdim=True) + 1
         return result_AD
@@ -110,36 +112,81 @@ def by_agent(sender_O: Tensor, agents: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1)
 
 
-def project(g_AD: Tensor, r_AMD: Tensor, floor: float) -> Tensor:
-    """g + Σ_j u_j g_j with the multipliers u of each agent's quadratic program."""
-    # In float64 beyond a block of entries: the Gram matrix squares the gradients' range.
+def project(g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float) -> Tensor:
+    """g + Σ_j u_j g_j, with the multipliers u of a quadratic program for each agent and segment."""
+    segments = list(zip(g_AD.split(sizes, 1), r_AMD.split(sizes, 2), strict=True))
+    products = [products_of(g_Ad, r_AMd) for g_Ad, r_AMd in segments]
+    gram_PMM, along_PM = (torch.cat(parts).cpu().numpy() for parts in zip(*products, strict=True))
+    u_PM = torch.from_numpy(multipliers(gram_PMM, along_PM, floor)).to(g_AD)
+    result_AD = torch.empty_like(g_AD)
+    for (g_Ad, r_AMd), u_AM, result_Ad in zip(
+        segments, u_PM.split(len(g_AD)), result_AD.split(sizes, 1), strict=True
+    ):
+        torch.add(g_Ad, (u_AM[:, None] @ r_AMd).squeeze(1), out=result_Ad)
+    return result_AD
+
+
+def products_of(g_AD: Tensor, r_AMD: Tensor) -> tuple[Tensor, Tensor]:
+    """The Gram matrix of each agent's r_M, and their products with g.
+
+    In float64 beyond a block of entries: a Gram matrix squares the gradients' range.
+    """
     blocks = zip(r_AMD.split(GRAM_BLOCK, 2), g_AD[..., None].split(GRAM_BLOCK, 1), strict=True)
     products = [((r @ r.mT).double(), (r @ g).double()) for r, g in blocks]
-    gram_AMM, along_AM1 = (sum(parts).cpu().numpy() for parts in zip(*products, strict=True))
-    u_AM = [multipliers(G, c[:, 0], floor) for G, c in zip(gram_AMM, along_AM1, strict=True)]
-    u_A1M = torch.as_tensor(np.stack(u_AM), dtype=g_AD.dtype, device=g_AD.device)[:, None]
-    return torch.baddbmm(g_AD[:, None], u_A1M, r_AMD).squeeze(1)
+    gram_AMM, along_AM1 = (torch.stack(parts).sum(0) for parts in zip(*products, strict=True))
+    return gram_AMM, along_AM1[..., 0]
 
 
-def multipliers(gram: np.ndarray, along: Sequence[float] | np.ndarray, floor: float) -> np.ndarray:
-    """argmin ½ uᵀ G u + cᵀ u subject to u ≥ floor; G: Gram matrix of the g_j, c_j = g·g_j.
+def multipliers(gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float) -> np.ndarray:
+    """argmin ½ uᵀ G u + cᵀ u subject to u ≥ floor, of many programs P.
 
-    With u = floor + w it is a non-negative least-squares problem in any factor of G. A gradient
-    that is exactly zero has no say: its multiplier is 0.
+    G is the Gram matrix of the g_j and c_j = g·g_j. With u = floor + w it is a non-negative
+    least-squares problem. A gradient that is exactly zero has no say: its multiplier is 0.
 
-    >>> multipliers(np.eye(2), [-3.0, 1.0], floor=0.0)
-    array([3., 0.])
+    >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0)
+    array([[3., 0.]])
     """
-    if not (np.isfinite(gram).all() and np.isfinite(along).all()):
-        return np.full(len(gram), np.nan)  # diverged: for the run to see and to say
-    u = np.zeros(len(gram))
-    (present,) = np.nonzero(np.diag(gram) > 0)
-    if len(present):
-        # The authors' regularisation: equal gradients make G singular.
-        gram = gram[np.ix_(present, present)] + 1e-12 * np.eye(len(present))
-        shifted = np.asarray(along)[present] + gram.sum(1) * floor
+    finite_P = np.isfinite(gram_PMM).all((1, 2)) & np.isfinite(along_PM).all(1)
+    gram_PMM = np.where(finite_P[:, None, None], gram_PMM, 0.0)
+    shifted_PM = np.where(finite_P[:, None], along_PM, 0.0) + gram_PMM.sum(2) * floor
+    # In units in which every gradient has the length 1: programs of any size are solved alike.
+    square_PM = np.diagonal(gram_PMM, axis1=1, axis2=2)
+    one_PM = np.where(square_PM > 0, square_PM, 1.0)
+    unit_PM = 1 / np.sqrt(one_PM)
+    gram_PMM = gram_PMM * unit_PM[:, None] * unit_PM[..., None]
+    entry = np.arange(gram_PMM.shape[1])
+    gram_PMM[:, entry, entry] = 1 + RIDGE / one_PM + TINY
+    solve = by_supports if len(entry) <= FEW else by_active_sets
+    u_PM: np.ndarray = floor + unit_PM * solve(gram_PMM, shifted_PM * unit_PM)
+    u_PM *= square_PM > 0
+    u_PM[~finite_P] = np.nan  # diverged: for the run to see and to say
+    return u_PM
+
+
+def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
+    """argmin ½ wᵀ G w + cᵀ w subject to w ≥ 0: the best of what all sets of free entries give.
+
+    The sets are as many as 2^M, but each is tried on all programs at once.
+    """
+    best_P, w_PM = np.zeros(len(slope_PM)), np.zeros_like(slope_PM)
+    entries = range(slope_PM.shape[1])
+    for free in chain.from_iterable(combinations(entries, n + 1) for n in entries):
+        inner_Pff = gram_PMM[:, free][..., free]
+        w_Pf = np.linalg.solve(inner_Pff, -slope_PM[:, free, None])[..., 0]
+        value_P = (slope_PM[:, free] * w_Pf).sum(1) / 2
+        better_P = (w_Pf >= 0).all(1) & (value_P < best_P)
+        best_P = np.where(better_P, value_P, best_P)
+        trial_PM = np.zeros_like(w_PM)
+        trial_PM[:, free] = w_Pf
+        w_PM = np.where(better_P[:, None], trial_PM, w_PM)
+    return w_PM
+
+
+def by_active_sets(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
+    """The same by non-negative least squares in a factor of G, one program after the other."""
+    w_PM = np.empty_like(slope_PM)
+    for p, (gram, slope) in enumerate(zip(gram_PMM, slope_PM, strict=True)):
         values, vectors = np.linalg.eigh(gram)
-        root = np.sqrt(np.maximum(values, 1e-12))
-        w, _ = nnls(root[:, None] * vectors.T, -(vectors.T @ shifted) / root)
-        u[present] = floor + w
-    return u
+        root = np.sqrt(np.maximum(values, TINY))
+        w_PM[p], _ = nnls(root[:, None] * vectors.T, -(vectors.T @ slope) / root)
+    return w_PM

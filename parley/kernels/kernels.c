@@ -17,8 +17,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
 #define LANES 16
 #define REGISTERS 32
 #elif defined(__AVX__)
@@ -55,6 +57,7 @@ static ALWAYS_INLINE vec choose(mask m, vec a, vec b) { return _mm512_mask_blend
 static ALWAYS_INLINE ivec choose_int(mask m, ivec a, ivec b) {
     return (ivec)_mm512_mask_blend_epi32(m, (__m512i)b, (__m512i)a);
 }
+static ALWAYS_INLINE mask lanes_of(uint32_t bits) { return bits; }
 #else
 typedef ivec mask;
 static ALWAYS_INLINE mask less(vec a, vec b) { return a < b; }
@@ -64,6 +67,14 @@ static ALWAYS_INLINE vec choose(mask m, vec a, vec b) {
     return (vec)((m & (ivec)a) | (~m & (ivec)b));
 }
 static ALWAYS_INLINE ivec choose_int(mask m, ivec a, ivec b) { return (m & a) | (~m & b); }
+static ALWAYS_INLINE mask lanes_of(uint32_t bits) { /* lane k by bit k */
+#if LANES == 8
+    const ivec each = {1, 2, 4, 8, 16, 32, 64, 128};
+#else
+    const ivec each = {1, 2, 4, 8};
+#endif
+    return (((ivec){0} + (int32_t)bits) & each) != 0;
+}
 #endif
 
 /* The operand order lets a NaN in x through. */
@@ -1169,6 +1180,11 @@ static void pack_signs(const float *p, Int n, uint8_t *signs) {
         uint16_t word = _mm512_cmp_ps_mask(_mm512_loadu_ps(p + i), _mm512_setzero_ps(), _CMP_GE_OQ);
         memcpy(signs + i / 8, &word, 2);
     }
+#elif defined(__AVX__)
+    for (; i + 8 <= n; i += 8) {
+        __m256 more = _mm256_cmp_ps(_mm256_loadu_ps(p + i), _mm256_setzero_ps(), _CMP_GE_OQ);
+        signs[i / 8] = _mm256_movemask_ps(more);
+    }
 #endif
     for (; i < n; i += 8) {
         uint8_t byte = 0;
@@ -1182,15 +1198,13 @@ static ALWAYS_INLINE void unpack_signs(
     const uint8_t *signs, Int begin, Int end, Int all, float scale, float *to, int subtract
 ) {
     Int i = begin;
-#if defined(__AVX512F__)
-    for (; i + 16 <= end && i / 8 + 4 <= (all + 7) / 8; i += 16) {
+    for (; i + LANES <= end && i / 8 + 4 <= (all + 7) / 8; i += LANES) {
         uint32_t word;
         memcpy(&word, signs + i / 8, 4);
-        vec value = choose((mask)(word >> i % 8), splat(scale), splat(-scale));
+        vec value = choose(lanes_of(word >> i % 8), splat(scale), splat(-scale));
         if (subtract) value = (vec)(*(loose *)(to + i)) - value;
         *(loose *)(to + i) = value;
     }
-#endif
     for (; i < end; i++) {
         float value = signs[i / 8] >> i % 8 & 1 ? scale : -scale;
         to[i] = subtract ? to[i] - value : value;
