@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import parley
-from parley import models
+from parley import models, status
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.folder import ENVIRONMENT, EXPERIMENT, SUMMARY, RunFolder
@@ -310,6 +310,20 @@ def test_a_run_that_diverges_does_not_stop_the_others(
     assert finish([wild], tmp_path)["failed"]  # it is not tried again
     failed = report.collect(tmp_path).results[0]
     assert not failed.ends and "diverged" in failed.unfinished[0]
+
+
+def test_a_run_that_another_process_is_at_has_not_failed(
+    small: list[Preset], tmp_path: Path
+) -> None:
+    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+    folder = RunFolder(job.out)
+    folder.open(job.experiment, resume=False)
+    with status.held(folder.path) as locked:
+        assert locked
+        with pytest.raises(ParleyError, match="another process is training into"):
+            finish(small[:1], tmp_path)
+        assert campaign.state(job) == "begun"
+    assert finish(small[:1], tmp_path)["done"]
 
 
 def test_folders_of_other_experiments_and_versions_are_left_alone(

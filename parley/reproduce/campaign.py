@@ -12,17 +12,14 @@ from typing import Any
 
 import parley
 from parley import compare, data, models
-from parley.compare import Job
+from parley.compare import DIVERGED_FILE, Job
 from parley.errors import BadValue, ParleyError, unknown_name
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
 from parley.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
-from parley.progress import console
 from parley.reproduce.presets import Preset
 
-FAILURE = "failure.txt"
-"""Why a run could not go on (it has diverged): a result, too."""
-PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, FAILURE)
+PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)
 """The files of a run that are worth keeping: all but the checkpoints."""
 
 
@@ -60,7 +57,7 @@ def jobs(chosen: Sequence[Preset], order: Order, out: Path) -> list[Job]:
             marks += [reduction.words(preset.epochs)] if reduction else []
             label = preset.name + (f" ({', '.join(marks)})" if marks else "")
             folder = out / preset.folder / f"{order.variant}{reduction.suffix}"
-            made.append(Job(label, experiment, folder / f"seed-{seed}"))
+            made.append(Job(label, experiment, folder / f"seed-{seed}", may_diverge=True))
     return made
 
 
@@ -78,7 +75,7 @@ def state(job: Job) -> str:
         )
     if folder.summary() is not None:
         return "done"
-    if (job.out / FAILURE).exists():
+    if job.failure is not None:
         return "failed"
     version = version_of(job.out)
     if version not in (None, parley.__version__):
@@ -111,43 +108,19 @@ def version_of(folder: Path) -> str | None:
 
 
 def run(todo: Sequence[Job], parallel: int, out: Path) -> dict[str, list[Job]]:
-    """Runs what is not done yet; a run that diverges is noted and the others go on.
+    """Runs what is not done yet; a run that diverges is noted, as a result, and the others go on.
 
     Returns all jobs by what became of them.
     """
     states = {job.out: state(job) for job in todo}
     left = [job for job in todo if states[job.out] in ("new", "begun")]
     _check(left)
-    while left:
-        try:
-            compare.compare(left, parallel, out, resume=True)
-            break
-        except BadValue:
-            raise
-        except ParleyError as error:
-            # The others were stopped at their last checkpoint, and go on from there.
-            job = _failed(left, str(error))
-            if job is None or not job.out.is_dir():
-                raise
-            write_atomically(job.out / FAILURE, f"{error}\n")
-            console.print(f"failed: {error}", highlight=False, soft_wrap=True)
-            left = [other for other in left if other is not job and not _is_done(other)]
+    if left:
+        compare.compare(left, parallel, out, resume=True)
     became: dict[str, list[Job]] = {"done": [], "failed": [], "begun": [], "new": []}
     for job in todo:
         became[state(job)].append(job)
     return became
-
-
-def _is_done(job: Job) -> bool:
-    return RunFolder(job.out).summary() is not None
-
-
-def _failed(left: Sequence[Job], message: str) -> Job | None:
-    """The job whose label and seed the message begins with."""
-    for job in left:
-        if message.startswith(f"{job.label}, seed {job.experiment.seed}: "):
-            return job
-    return None
 
 
 def _check(left: Sequence[Job]) -> None:
@@ -176,7 +149,7 @@ def pack(out: Path, to: Path) -> list[Path]:
         raise BadValue("to", str(to), "a folder outside of --out")
     copies: dict[Path, dict[str, str]] = {}
     for folder in run_folders(out):
-        if RunFolder(folder).summary() is None and not (folder / FAILURE).exists():
+        if RunFolder(folder).summary() is None and not (folder / DIVERGED_FILE).exists():
             continue
         files = _packed(folder)
         target = to / folder.relative_to(out)

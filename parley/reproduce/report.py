@@ -15,10 +15,11 @@ from rich.table import Table
 
 import parley
 from parley import draw
+from parley.compare import DIVERGED_FILE
 from parley.errors import BadValue, ParleyError
 from parley.files import write_atomically
 from parley.folder import EXPERIMENT, RunFolder
-from parley.reproduce.campaign import FAILURE, read_experiment, version_of
+from parley.reproduce.campaign import read_experiment, version_of
 from parley.reproduce.presets import (
     TABLES,
     Figure,
@@ -148,9 +149,9 @@ def _result(preset: Preset, variant: str, reduction: Reduction, form: Path) -> R
             ends.append(records[-1])
             curves.append(records)
             seconds += float(records[-1]["seconds"])
-        elif (path / FAILURE).exists():
-            reason = (path / FAILURE).read_text(encoding="utf-8").partition("seed ")[2].strip()
-            unfinished.append(f"seed {reason}")
+        elif (path / DIVERGED_FILE).exists():
+            reason = (path / DIVERGED_FILE).read_text(encoding="utf-8").strip()
+            unfinished.append(f"seed {_seed(path)}: {reason}")
         else:
             epoch = records[-1]["epoch"] if records else 0
             unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
