@@ -229,6 +229,7 @@ _events: Any = None  # in a child: where to report epochs
 
 def _start_child(events: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    launch.end_with_parent()
     global _events
     _events = events
 

@@ -352,7 +352,7 @@ def _other_worker(
 ) -> None:
     """A worker that this module started; worker 0 speaks for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     os.environ.update(environment)
     patience = timedelta(seconds=experiment.patience)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=patience)
@@ -364,8 +364,13 @@ def _other_worker(
         pass
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """In a child: ends it when its parent is gone, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+
+    def end() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

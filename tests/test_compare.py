@@ -1,6 +1,7 @@
 """Algorithms times seeds: the same numbers however they are run, whatever happens in between."""
 
 import json
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -170,6 +171,16 @@ def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
     compare.compare(straight, 1, tmp_path / "whole", resume=False)
     for one, other in zip(made, straight, strict=True):
         assert len(records(one.out)) == 4 and records(one.out) == records(other.out)
+
+
+def test_runs_end_with_a_command_that_is_killed(tmp_path):
+    words = f"compare {FLAGS} --algorithms dpsgd,ngc --seeds 1 --epochs 1000000 --parallel 2"
+    killed = Command(tmp_path, *words.split(), "--evaluate-every", "1000", "--out", tmp_path / "a")
+    runs = [tmp_path / "a" / name / "seed-0" / "status.json" for name in ("d-psgd", "ngc")]
+    assert killed.until(lambda: all(run.exists() for run in runs)), killed.err
+    killed.send(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert killed.nothing_left()
 
 
 def test_a_mistake_in_a_later_run_is_told_as_it_is(tmp_path):

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def test_a_full_disk(made: Any, tmp_path: Path) -> None:
     try:
         hosts = made(2)
         hosts.until(lambda: recorded(hosts.out(1)) >= 2)
-        (small / "ballast").write_bytes(bytes(os.statvfs(small).f_bavail * 4096))
+        # Again and again: what the run removes meanwhile is filled, too.
+        assert until(lambda: fill(small / "ballast") or hosts.running[1].exitcode is not None)
         first, second = errors(hosts)
         assert "cannot be written" in second
         assert "o space left" in second or "ot enough space" in second or "full" in second.lower()
@@ -124,6 +126,14 @@ def test_a_full_disk(made: Any, tmp_path: Path) -> None:
     finally:
         hosts.end()
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def fill(path: Path) -> bool:
+    """Takes what is left of a disk; never enough."""
+    with suppress(OSError), path.open("ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return False
 
 
 def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
