@@ -285,6 +285,8 @@ FIGURES = (
     "seconds", "gradients_per_second", "peak_memory_mb",
 )  # fmt: skip
 """What is averaged over seeds."""
+NETWORK = "seconds_network"
+"""The same, where a network was simulated (``--links``)."""
 
 
 def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
@@ -296,7 +298,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         first = runs[0].experiment
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "epochs": first.epochs, "seeds": len(runs)}
-        for key in FIGURES:
+        for key in (*FIGURES, *(key for key in (NETWORK,) if all(key in end for end in ends))):
             values = [end[key] for end in ends]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -310,7 +312,11 @@ COLUMNS = (
     ("after\ngossip, %", "accuracy_after_gossip", 100, ".1f", ".1f"),
     ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g"),
 )
-HEADINGS = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", "seconds"]
+
+
+def _headings(made: Sequence[dict[str, Any]]) -> list[str]:
+    seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
+    return ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", seconds]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -320,13 +326,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
         if row["seeds"] > 1:
             cell += f" ± {factor * row[key + '_std']:{form_of_std}}"
         cells.append(cell)
-    return [*cells, f"{megabytes(row):.2f}", f"{row['seconds']:.1f}"]
+    return [*cells, f"{megabytes(row):.2f}", f"{row.get(NETWORK, row['seconds']):.1f}"]
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
     """The rows for a terminal."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
-    for heading in HEADINGS:
+    for heading in _headings(made):
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for row in made:
         shown.add_row(*_cells(row))
@@ -335,7 +341,7 @@ def table(made: Sequence[dict[str, Any]]) -> Table:
 
 def markdown(made: Sequence[dict[str, Any]]) -> str:
     """The rows for a document."""
-    headings = [heading.replace("\n", " ") for heading in HEADINGS]
+    headings = [heading.replace("\n", " ") for heading in _headings(made)]
     lines = [headings, ["---", *("---:" for _ in headings[1:])], *(_cells(row) for row in made)]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 

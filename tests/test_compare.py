@@ -103,6 +103,18 @@ def test_the_result_is_one_json_object_with_means_and_deviations(command):
     assert f"| {100 * mean:.1f} ± {100 * deviation:.1f} |" in table[2]
 
 
+def test_methods_are_compared_by_time_on_a_simulated_network(command):
+    code, out, _ = command(
+        "--algorithms dpsgd,ngc --links delay=10 --seeds 2 --epochs 1 --parallel 1 --json --out all"
+    )
+    assert code == 0
+    once, twice = (row["seconds_network"] for row in json.loads(out)["rows"])
+    assert twice == pytest.approx(2 * once, rel=0.01), "NGC's agents send, and wait, twice"
+    heading, _, first, second = Path("all/table.md").read_text().splitlines()
+    assert heading.endswith("| network seconds |")
+    assert first.endswith(f"| {once:.1f} |") and second.endswith(f"| {twice:.1f} |")
+
+
 def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
     monkeypatch.setattr(cli.screen, "_width", 80)
     code, out, _ = command("--algorithm ngc --seeds 1 --epochs 1 --parallel 1 --out one")

@@ -173,6 +173,14 @@ def test_fields_that_are_not_recorded_are_named(runs: Path, copied: Path) -> Non
     report_page(groups_of(copied))
 
 
+def test_time_on_a_simulated_network_is_an_axis(runs: Path, tmp_path: Path) -> None:
+    assert "network" not in sections(runs), "none was simulated"
+    parley.train(agents=3, epochs=2, links="delay=1", progress=False, out=tmp_path / "ngc")
+    (chart, _) = sections(tmp_path)["network"].charts
+    taken = [r["seconds_network"] for r in read_run(tmp_path / "ngc").records]
+    assert chart["series"][0]["x"] == pytest.approx(taken) and chart["x"]["unit"] == "s"
+
+
 def test_a_run_without_records_yet_has_a_page(copied: Path) -> None:
     run = copied / "ngc/seed-0"
     for name in ("records.jsonl", "summary.json", "confusion.json"):

@@ -70,6 +70,7 @@ def sections(groups: Sequence[Group]) -> list[Section]:
         ),
         bias_section(groups, band),
         bytes_section(groups, band),
+        *network_section(groups, band),
         agents_section(groups),
         confusion_section(groups),
     ]  # fmt: skip
@@ -226,18 +227,42 @@ def bytes_section(groups: Sequence[Group], band: str) -> Section:
     ends = [m for g in groups for r in g.runs if (m := sent_megabytes(r.last))]
     if ends and max(ends) > 4 * min(ends):
         x["log"] = True  # one bit an entry beside 32: a linear axis would hide it
-    y = {"name": "test accuracy, %", "unit": "%"}
-    wanted = (
-        ("Averaged model, by what is sent", "accuracy_mean_model"),
-        ("Agents' models after gossip, by what is sent", "accuracy_after_gossip"),
-    )
-    made = [_lines(t, groups, field_of(n, 100), y, sent_megabytes, x) for t, n in wanted]
-    charts = [chart for chart in made if chart is not None]
+    charts = _accuracies_by("by what is sent", groups, sent_megabytes, x)
     if charts and not any(v > 0 for s in charts[0]["series"] for v in s["x"]):
         return Section("bytes", "Accuracy for what is sent", missing="Nothing was sent.")
     missing = "" if charts else _no_records(groups) or "The records do not count bytes."
     text = f"Bytes are counted as sent, headers included, models and cross-gradients.{band}"
     return Section("bytes", "Accuracy for what is sent", text, charts, missing)
+
+
+def network_section(groups: Sequence[Group], band: str) -> list[Section]:
+    """What accuracy costs in time on the network that was simulated, if one was."""
+    x: Description = {"name": "seconds on the simulated network", "unit": "s"}
+    take = field_of("seconds_network")
+    charts = _accuracies_by("by time on the network", groups, take, x)
+    if not charts:
+        return []
+    text = (
+        "When the slowest agent would have got there on the network of --links: computing, bytes "
+        f"over bandwidth, delays and losses.{band} {_lacking(groups, [take])}"
+    )
+    return [Section("network", "Accuracy over time on a network", text.strip(), charts)]
+
+
+def _accuracies_by(
+    what: str,
+    groups: Sequence[Group],
+    horizontal: Callable[[Record], float | None],
+    x: Description,
+) -> list[Description]:
+    """Two accuracies over something that they cost."""
+    y = {"name": "test accuracy, %", "unit": "%"}
+    wanted = (
+        (f"Averaged model, {what}", "accuracy_mean_model"),
+        (f"Agents' models after gossip, {what}", "accuracy_after_gossip"),
+    )
+    made = [_lines(t, groups, field_of(n, 100), y, horizontal, x) for t, n in wanted]
+    return [chart for chart in made if chart is not None]
 
 
 def _of_agent(agent: int) -> Callable[[Record], float | None]:
