@@ -1,6 +1,7 @@
 """Hosts that die, fall silent and come back: real processes, killed, stopped and started again."""
 
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -74,13 +75,17 @@ class TestTheGraphThatIsLeft:
         assert (graph.agents, bridges, graph.weights.tolist()) == (1, [], [[1.0]])
 
 
-def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts) -> None:
+@pytest.mark.parametrize("disk", ["kept", "lost"])
+def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> None:
+    """From its own folder, or with nothing: on a new machine."""
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.kill(2)
     hosts.until(lambda: any(2 in g["gone"] for g in hosts.generations()))
     seen = len(hosts.records())
     hosts.until(lambda: len(hosts.records()) >= seen + 2)
     assert hosts.records()[-1]["accuracy_agents"][4:] == [None, None]
+    if disk == "lost":
+        shutil.rmtree(hosts.out(2))
     hosts.start(2, resume=True)
     hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
     hosts.hurry()
