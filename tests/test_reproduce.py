@@ -357,11 +357,26 @@ def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None
     campaign.pack(tmp_path / "out", tmp_path / "kept")
     (kept,) = campaign.run_folders(tmp_path / "kept")
     (kept / "records.jsonl").write_text("{}\n")
-    with pytest.raises(ParleyError, match="is of another run"):
+    with pytest.raises(ParleyError, match="holds another run"):
         campaign.pack(tmp_path / "out", tmp_path / "kept")
     assert (kept / "records.jsonl").read_text() == "{}\n"
     with pytest.raises(BadValue, match="outside of --out"):
         campaign.pack(tmp_path / "out", tmp_path / "out" / "kept")
+
+
+def test_what_an_older_version_has_packed_is_still_the_same(
+    small: list[Preset], tmp_path: Path
+) -> None:
+    """Its experiment lacks the fields that have come since."""
+    finish(small[:1], tmp_path / "out")
+    campaign.pack(tmp_path / "out", tmp_path / "kept")
+    (kept,) = campaign.run_folders(tmp_path / "kept")
+    lines = (kept / EXPERIMENT).read_text().splitlines(keepends=True)
+    older = "".join(line for line in lines if not line.startswith(("links", "patience")))
+    assert len(older.splitlines()) == len(lines) - 2
+    (kept / EXPERIMENT).write_text(older)
+    assert campaign.pack(tmp_path / "out", tmp_path / "kept") == []
+    assert (kept / EXPERIMENT).read_text() == older
 
 
 def test_an_absent_dataset_is_found_before_anything_is_written(

@@ -153,14 +153,18 @@ def pack(out: Path, to: Path) -> list[Path]:
             continue
         files = _packed(folder)
         target = to / folder.relative_to(out)
-        for name, text in files.items():
-            there = target / name
-            if there.exists() and there.read_text(encoding="utf-8") != text:
-                raise ParleyError(
-                    f"to: {str(there)!r} is of another run; move it away, or choose another --to"
-                )
         if not (target / EXPERIMENT).exists():
             copies[target] = files
+            continue
+        # An experiment that was written by another version may look different and say the same.
+        same = not read_experiment(target).same_as(read_experiment(folder))
+        for name in (RECORDS, SUMMARY):
+            there = target / name
+            same &= not there.exists() or there.read_text(encoding="utf-8") == files.get(name)
+        if not same:
+            raise ParleyError(
+                f"to: {str(target)!r} holds another run; move it away, or choose another --to"
+            )
     for target, files in copies.items():
         target.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
