@@ -21,7 +21,8 @@ test: .venv/installed
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.steps --missing
-	$(BIN)/python -m benchmarks.steps --table > docs/benchmarks-table.md
+	$(BIN)/python -m benchmarks.profile
+	{ $(BIN)/python -m benchmarks.steps --table; $(BIN)/python -m benchmarks.profile --table; } > docs/benchmarks-table.md
 
 # The pages inside the wheel, from web/; needs Node 20 or newer, which users do not.
 web:

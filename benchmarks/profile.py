@@ -125,7 +125,11 @@ def table(record: dict[str, Any]) -> str:
     """Markdown."""
     cases = record["profiles"]
     parts = [part for part in (*PARTS, REST) if any(part in c["milliseconds"] for c in cases)]
-    lines = ["| | " + " | ".join(c["case"] for c in cases) + " |", "|---" * (len(cases) + 1) + "|"]
+    lines = [
+        "\n### Where a step's time goes\n",
+        "One worker with one thread; names are model/agents/algorithm.\n",
+    ]
+    lines += ["| | " + " | ".join(c["case"] for c in cases) + " |", "|---" * (len(cases) + 1) + "|"]
     whole = [f"{c['milliseconds']['step']:.3g} ms" for c in cases]
     lines.append("| a step | " + " | ".join(whole) + " |")
     for part in parts:
