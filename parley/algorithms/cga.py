@@ -24,8 +24,8 @@ from parley.algorithms.base import Memory, MomentumSGD, Part
 from parley.data import Batch
 from parley.neighbourhood import Flow, Neighbourhood
 
-GRAM_BLOCK = 4096
-"""Entries whose products are added up in the gradients' own precision."""
+GRAM_BLOCK = 16384
+"""Entries that are made float64 at once."""
 RIDGE = 1e-12
 """Added to the squared length of each gradient, as the authors do: equal gradients make the
 program singular."""
@@ -129,12 +129,13 @@ def project(g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float) -> 
 def products_of(g_AD: Tensor, r_AMD: Tensor) -> tuple[Tensor, Tensor]:
     """The Gram matrix of each agent's r_M, and their products with g.
 
-    In float64 beyond a block of entries: a Gram matrix squares the gradients' range.
+    In float64: gradients that are nearly parallel, or more than they have entries, would make a
+    Gram matrix of float32 indefinite.
     """
-    blocks = zip(r_AMD.split(GRAM_BLOCK, 2), g_AD[..., None].split(GRAM_BLOCK, 1), strict=True)
-    products = [((r @ r.mT).double(), (r @ g).double()) for r, g in blocks]
-    gram_AMM, along_AM1 = (torch.stack(parts).sum(0) for parts in zip(*products, strict=True))
-    return gram_AMM, along_AM1[..., 0]
+    blocks = zip(r_AMD.split(GRAM_BLOCK, 2), g_AD[:, None].split(GRAM_BLOCK, 2), strict=True)
+    wide = (torch.cat(block, 1).double() for block in blocks)
+    products_AMN = torch.stack([v_ANd[:, :-1] @ v_ANd.mT for v_ANd in wide]).sum(0)
+    return products_AMN[..., :-1], products_AMN[..., -1]
 
 
 def multipliers(gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float) -> np.ndarray:
