@@ -1,6 +1,7 @@
 """The documentation says what is true: its code runs, its links lead somewhere, its flags exist."""
 
 import importlib.util
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import pytest
 import typer
 
 import parley
+from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
 from parley.cli import app
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
+from parley.reproduce import report
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -185,5 +188,22 @@ def test_flags_named_in_the_text_exist() -> None:
 
 
 def test_the_readmes_table_is_the_recorded_one() -> None:
-    table = (ROOT / "docs/records/demo/table.md").read_text(encoding="utf-8")
-    assert table in (ROOT / "README.md").read_text(encoding="utf-8")
+    recorded = (ROOT / "docs/records/demo/table.md").read_text(encoding="utf-8")
+    assert recorded in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_reproduction_is_that_of_the_records() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    found = report.collect(ROOT / "results")
+    assert found.results and not found.refused
+    printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
+    made = report.markdown(found, {})
+    rows = [line for line in made.splitlines() if line.startswith("| ")]
+    assert [line for line in printed.splitlines() if line.startswith("| ")] == rows
+
+
+def test_the_benchmarks_tables_are_those_of_the_records() -> None:
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    profiles = json.loads((ROOT / "benchmarks" / "profile.json").read_text(encoding="utf-8"))
+    made = f"{table.render(results)}\n{profile.table(profiles)}\n"
+    assert (ROOT / "docs" / "benchmarks-table.md").read_text(encoding="utf-8") == made
