@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.figure import Figure as Canvas
 from rich import box
@@ -220,7 +220,10 @@ def tables(found: Found) -> Iterator[Table]:
     if rows := ablations(found.results):
         shown = Table(title="one choice as printed", title_justify="left", box=box.SIMPLE_HEAD)
         for column, heading in enumerate(ABLATION):
-            shown.add_column(heading, justify="right" if 1 < column < 5 else "left", no_wrap=True)
+            # Names and remarks may take several lines; figures are shown whole.
+            figure = 0 < column < 5
+            side: Literal["left", "right"] = "right" if 1 < column < 5 else "left"
+            shown.add_column(heading, justify=side, no_wrap=figure, overflow="fold")
         for row in rows:
             shown.add_row(*row)
         yield shown
