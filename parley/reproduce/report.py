@@ -359,6 +359,8 @@ def write_markdown(path: Path, text: str) -> None:
 def draw_all(found: Found, folder: Path) -> dict[str, Path]:
     """Every picture that there are runs for: tables, curves of each group, the paper's figures.
 
+    A run with a single record has no curve.
+
     Returns their names, which begin with the table, and files.
     """
     made: dict[str, Path] = {}
@@ -375,8 +377,9 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
         for group, members in grouped(found.results, table):
             for title, lines in _forms(members):
                 stem = re.sub(r"[^A-Za-z0-9._]+", "-", f"{group}{title}")
-                path = draw.curves_picture(lines, folder / f"{stem}.png")
-                made[f"{table}/{group}{title}"] = path
+                if any(len(records) > 1 for seeds in lines.values() for records in seeds):
+                    path = draw.curves_picture(lines, folder / f"{stem}.png")
+                    made[f"{table}/{group}{title}"] = path
     for figure in figures().values():
         path = folder / f"{figure.name.replace('/', '-')}.png"
         if draw_figure(figure, found.results, path):
