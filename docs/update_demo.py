@@ -46,7 +46,10 @@ def update(demo: Path) -> None:
         old.unlink()
     pictures(demo)
     shutil.copy(demo / "table.md", RECORDS / "table.md")
-    shutil.copy(runs[0] / "environment.json", RECORDS / "environment.json")
+    environment = json.loads((runs[0] / "environment.json").read_text(encoding="utf-8"))
+    environment["command"] = "parley demo"  # without the folder that it was run in
+    text = json.dumps(environment, indent=2) + "\n"
+    (RECORDS / "environment.json").write_text(text, encoding="utf-8")
     lines = []
     for run in runs:
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
