@@ -298,7 +298,8 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         first = runs[0].experiment
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "epochs": first.epochs, "seeds": len(runs)}
-        for key in (*FIGURES, *(key for key in (NETWORK,) if all(key in end for end in ends))):
+        network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
+        for key in FIGURES + network:
             values = [end[key] for end in ends]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
