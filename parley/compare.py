@@ -4,11 +4,14 @@ import multiprocessing
 import re
 import signal
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -26,7 +29,7 @@ from parley.files import write_atomically
 from parley.folder import EXPERIMENT, RunFolder
 from parley.placement import spread
 from parley.progress import bars, brief, console, megabytes, status
-from parley.run import EpochDone, Event, Run
+from parley.run import EpochDone, Event, Record, Run, StepDone
 from parley.status import mark_stopped
 from parley.transport import Local
 from parley.worker import Watcher
@@ -173,14 +176,22 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
         raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
 
 
+LOGGED = 60.0
+"""Seconds from one line about a run to the next, where there is no terminal."""
+NEWS = 0.5
+"""Seconds from one step that a bar hears of to the next: runs may make hundreds a second."""
+
+
 class _Board:
     """A bar for each algorithm, all its seeds together; plain lines where there is no terminal."""
 
     def __init__(self, pending: Sequence[Job]) -> None:
         self._bars = bars() if console.is_terminal else None
-        self._epochs = {job.out: 0 for job in pending}
+        self._epochs = {job.out: 0.0 for job in pending}
         self._tasks: dict[str, TaskID] = {}
         self._pending = pending
+        self._first: dict[Path, tuple[float, float]] = {}  # when, and the epochs made until then
+        self._said: dict[Path, float] = {}
         if self._bars:
             for label in dict.fromkeys(job.label for job in pending):
                 total = sum(job.experiment.epochs for job in pending if job.label == label)
@@ -194,37 +205,66 @@ class _Board:
         else:
             yield
 
-    def epoch(self, job: Job, event: EpochDone) -> None:
-        """A run has made an epoch."""
-        self._epochs[job.out] = event.epoch
+    def show(self, job: Job, event: Event) -> None:
+        """Something has happened in a run."""
+        match event:
+            case StepDone():
+                done, record = event.step / event.steps * job.experiment.epochs, None
+            case EpochDone():
+                done, record = event.epoch, event.record
+            case _:
+                return
+        self._epochs[job.out] = done
         if self._bars:
             task = self._tasks[job.label]
-            done = sum(
-                self._epochs[other.out] for other in self._pending if other.label == job.label
-            )
-            self._bars.update(task, completed=done)
-            if event.record:
-                self._bars.update(task, status=brief(event.record))
-        elif event.record and event.epoch == job.experiment.epochs:
-            seed = job.experiment.seed
-            console.print(
-                f"{job.label}, seed {seed}: {status(event.record)}", highlight=False, soft_wrap=True
-            )
+            alike = (other for other in self._pending if other.label == job.label)
+            self._bars.update(task, completed=sum(self._epochs[other.out] for other in alike))
+            if record:
+                self._bars.update(task, status=brief(record))
+        else:
+            self._line(job, done, record)
+
+    def _line(self, job: Job, done: float, record: Record | None) -> None:
+        """The end of a run in any case; before it, what a log of a long one needs."""
+        now = time.monotonic()
+        began, before = self._first.setdefault(job.out, (now, done))
+        last = self._said.setdefault(job.out, now)
+        ended = record is not None and done == job.experiment.epochs
+        if not ended and now - last < LOGGED:
+            return
+        self._said[job.out] = now
+        words = [] if ended else [f"epoch {done:.4g} of {job.experiment.epochs}"]
+        words += [status(record)] if record else []
+        if not ended and done > before:
+            left = (job.experiment.epochs - done) * (now - began) / (done - before)
+            words.append(f"{timedelta(seconds=round(left))} left")
+        line = f"{job.label}, seed {job.experiment.seed}: {', '.join(words)}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _seldom(send: Watcher) -> Watcher:
+    """Passes on every epoch, and a step now and then."""
+    last = time.monotonic()
+
+    def watch(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, StepDone):
+            if time.monotonic() - last < NEWS:
+                return
+            last = time.monotonic()
+        send(event)
+
+    return watch
 
 
 def _one_by_one(pending: Sequence[Job], resume: bool) -> None:
     board = _Board(pending)
     with board.live():
         for job in pending:
-
-            def watch(event: Event, job: Job = job) -> None:
-                if isinstance(event, EpochDone):
-                    board.epoch(job, event)
-
-            _execute(job, resume, watch)
+            _execute(job, resume, _seldom(partial(board.show, job)))
 
 
-_events: Any = None  # in a child: where to report epochs
+_events: Any = None  # in a child: where to report what happens
 
 
 def _start_child(events: Any) -> None:
@@ -235,11 +275,7 @@ def _start_child(events: Any) -> None:
 
 
 def _run_in_child(number: int, job: Job, resume: bool) -> None:
-    def watch(event: Event) -> None:
-        if isinstance(event, EpochDone):
-            _events.put((number, event))
-
-    _execute(job, resume, watch)
+    _execute(job, resume, _seldom(lambda event: _events.put((number, event))))
 
 
 def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
@@ -253,7 +289,7 @@ def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
         with suppress(Empty):
             while True:
                 number, event = events.get_nowait()
-                board.epoch(pending[number], event)
+                board.show(pending[number], event)
 
     with ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool, board.live():
         futures = [pool.submit(_run_in_child, n, job, resume) for n, job in enumerate(pending)]

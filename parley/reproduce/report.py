@@ -21,6 +21,7 @@ from parley.files import write_atomically
 from parley.folder import EXPERIMENT, RunFolder
 from parley.reproduce.campaign import read_experiment, version_of
 from parley.reproduce.presets import (
+    METHODS,
     TABLES,
     Figure,
     Preset,
@@ -49,13 +50,15 @@ class Result:
     preset: Preset
     variant: str
     reduction: Reduction
-    ends: Sequence[Mapping[str, Any]]
-    """The last record of every finished run."""
-    curves: Sequence[Sequence[Mapping[str, Any]]]
-    """All records of every finished run."""
+    runs: Mapping[int, Sequence[Mapping[str, Any]]]
+    """All records of every finished run, by seed."""
     unfinished: Sequence[str] = ()
     """For example ``seed 2 at epoch 40``, or why a run failed."""
-    seconds: float = 0.0
+
+    @property
+    def ends(self) -> Sequence[Mapping[str, Any]]:
+        """The last record of every finished run."""
+        return [records[-1] for records in self.runs.values()]
 
     @property
     def is_ablation(self) -> bool:
@@ -130,7 +133,7 @@ def parse_form(name: str) -> tuple[str, Reduction]:
 
 
 def _result(preset: Preset, variant: str, reduction: Reduction, form: Path) -> Result:
-    ends, curves, unfinished, seconds = [], [], [], 0.0
+    runs, unfinished = {}, []
     for path in sorted(form.glob("seed-*"), key=_seed):
         if not (path / EXPERIMENT).exists():
             continue
@@ -146,16 +149,14 @@ def _result(preset: Preset, variant: str, reduction: Reduction, form: Path) -> R
             )
         records = folder.records()
         if folder.summary() is not None and records:
-            ends.append(records[-1])
-            curves.append(records)
-            seconds += float(records[-1]["seconds"])
+            runs[_seed(path)] = records
         elif (path / DIVERGED_FILE).exists():
             reason = (path / DIVERGED_FILE).read_text(encoding="utf-8").strip()
             unfinished.append(f"seed {_seed(path)}: {reason}")
         else:
             epoch = records[-1]["epoch"] if records else 0
             unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
-    return Result(preset, variant, reduction, ends, curves, unfinished, seconds)
+    return Result(preset, variant, reduction, runs, unfinished)
 
 
 def _seed(path: Path) -> int:
@@ -171,7 +172,7 @@ def _accuracy(result: Result, name: str) -> str:
 
 
 def _deviation(result: Result, name: str) -> str:
-    """Signed, with a comparison only where the run is the paper's."""
+    """Signed; empty where the paper has no figure."""
     value = result.deviation(name)
     return "" if value is None else f"{value:+.1f}"
 
@@ -243,15 +244,15 @@ def ablations(results: Sequence[Result]) -> list[list[str]]:
             r for r in results
             if (r.preset, r.reduction, r.variant) == (result.preset, result.reduction, "as-run")
         ]  # fmt: skip
-        seeds = min([len(result.ends), *(len(r.ends) for r in beside)]) if beside else 0
+        seeds = [seed for seed in result.runs if beside and seed in beside[0].runs]
         if not seeds:
             continue
         ours, theirs = (
-            100 * statistics.fmean(r.ends[s]["accuracy_after_gossip"] for s in range(seeds))
+            100 * statistics.fmean(r.runs[seed][-1]["accuracy_after_gossip"] for seed in seeds)
             for r in (beside[0], result)
         )
         words = result.variant.partition("-but-")[2]
-        count = f"{seeds} seed{'s' * (seeds > 1)}"
+        count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
         cells = (f"{ours:.2f}", f"{theirs:.2f}", f"{theirs - ours:+.2f}")
         note = ", ".join(part for part in (count, result.mark) if part)
         rows.append([result.preset.name, words, *cells, note])
@@ -302,7 +303,7 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         if table != "figures":
             for group, members in groups:
                 lines += [f"**{group}**", "", *_rows(HEADINGS, map(_cells, members))]
-                lines += [f"`parley reproduce {group}{_flags(members)}`", ""]
+                lines += _commands(members)
         else:
             rows = [
                 [r.preset.name, *_cells(r)[2:8:2], *_cells(r)[8:]] for _, m in groups for r in m
@@ -316,6 +317,7 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         lines += ["Accuracy after gossip, in percent: what a choice in which the printed paper and "
                   "its authors' code differ does by itself.", ""]  # fmt: skip
         lines += _rows(ABLATION, rows)
+        lines += _commands([r for r in found.results if r.is_ablation])
     if found.refused:
         lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]
     return "\n".join(lines)
@@ -326,17 +328,23 @@ def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)] + [""]
 
 
-def _flags(members: Sequence[Result]) -> str:
-    """The options that give the group's largest set of runs again."""
-    first = max(members, key=lambda r: len(r.ends))
-    flags = f" --seeds {max(1, len(first.ends))}"
-    if first.variant != "as-run":
-        flags += f" --variant {first.variant}"
-    if first.reduction.epochs is not None:
-        flags += f" --epochs {first.reduction.epochs}"
-    if first.reduction.fraction is not None:
-        flags += f" --fraction {first.reduction.fraction:g}"
-    return flags
+def _commands(results: Sequence[Result]) -> list[str]:
+    """What gives these runs again: a command for all methods that were run in the same way."""
+    forms: dict[str, list[str]] = {}
+    for result in (r for r in results if r.runs):
+        flags = f" --seeds {max(result.runs) + 1}"
+        if result.variant != "as-run":
+            flags += f" --variant {result.variant}"
+        if result.reduction.epochs is not None:
+            flags += f" --epochs {result.reduction.epochs}"
+        if result.reduction.fraction is not None:
+            flags += f" --fraction {result.reduction.fraction:g}"
+        forms.setdefault(f"{result.preset.group}{{}}{flags}", []).append(result.preset.method)
+    lines = []
+    for form, methods in forms.items():
+        some = "" if set(methods) == set(METHODS) else f" --methods {','.join(methods)}"
+        lines += [f"`parley reproduce {form.format(some)}`", ""]
+    return lines
 
 
 def write_markdown(path: Path, text: str) -> None:
@@ -393,8 +401,8 @@ def _forms(
     """The curves of each variant and reduction, apart; a reduced one says so in its title."""
     forms: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
     for result in members:
-        if result.curves:
-            curves = [[dict(record) for record in curve] for curve in result.curves]
+        if result.runs:
+            curves = [[dict(record) for record in curve] for curve in result.runs.values()]
             label = result.preset.label + (" (reduced)" if result.mark else "")
             forms.setdefault(_title(result), {})[label] = curves
     yield from forms.items()
@@ -438,7 +446,7 @@ def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path |
     drawn = 0
     for number, (label, name) in enumerate(figure.lines.items()):
         for result in results:
-            if result.preset.name != name or not result.curves:
+            if result.preset.name != name or not result.runs:
                 continue
             words = _with_variant(label, result)
             words += f" (reduced: {result.mark})" if result.mark else ""
@@ -458,7 +466,7 @@ def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path |
 
 
 def _line(axes: Any, figure: Figure, result: Result, label: str, colour: str) -> bool:
-    curves = [[r for r in curve if figure.field in r] for curve in result.curves]
+    curves = [[r for r in curve if figure.field in r] for curve in result.runs.values()]
     shortest = min(map(len, curves))
     if not shortest:
         return False
