@@ -148,6 +148,10 @@ def run(
     todo = campaign.jobs(chosen, order, out)  # refuses what cannot be, before anything is timed
     if name is None or list_:
         rows = cost_rows(chosen, order)
+        if list_:
+            for number, row in enumerate(rows):
+                seeds_of_it = todo[number :: len(rows)]
+                row["done"] = sum(campaign.state(job) == "done" for job in seeds_of_it)
         if json_:
             print(json.dumps(rows))
         elif name is None:
@@ -195,20 +199,11 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
                 "reduced": reduction.words(preset.epochs) or None,
                 "gradients": costs.gradients(preset, order.variant, reduction),
                 "gradients_per_second": speed,
-                "hours": speed and costs.hours(preset, speed, order.variant, reduction),
+                "hours": costs.hours(preset, speed, order.variant, reduction),
                 "paper": preset.paper.accuracy if preset.paper else None,
             }
         )
     return rows
-
-
-def _sum_hours(rows: Sequence[dict[str, Any]]) -> float | None:
-    hours = [row["hours"] for row in rows]
-    return None if None in hours else sum(hours)
-
-
-def _time(hours: float | None) -> str:
-    return "?" if hours is None else costs.duration(hours)
 
 
 def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
@@ -229,15 +224,14 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
                 str(len(members)),
                 str(members[0]["epochs"]),
                 f"{total / 1e6:,.0f} M",
-                _time(_sum_hours(members)),
+                costs.duration(sum(row["hours"] for row in members)),
             )
         if groups:
             screen.print(shown)
     screen.print(
         f"Behind each name of a table stands a method: {', '.join(METHODS)}. Gradients (of single "
-        "samples) and time are of one seed of all runs in a line; ? stands for a network that "
-        "this version lacks. parley reproduce NAME --list shows each run, parley reproduce NAME "
-        "runs them.",
+        "samples) and time are of one seed of all runs in a line. parley reproduce NAME --list "
+        "shows each run, parley reproduce NAME runs them.",
         highlight=False,
     )
 
@@ -246,29 +240,29 @@ def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> No
     reduced = any(row["reduced"] for row in rows)
     of_data = f", {100 * order.fraction:g} % of the data" if order.fraction else ""
     title = f"reduced{of_data}" if reduced else None
-    shown = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-    )
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     shown.add_column("name", no_wrap=True)
-    for heading in ("epochs", "gradients", "one core", "paper"):
+    for heading in ("epochs", "million\ngrads", "one core", "paper", "done"):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         whole = presets()[row["name"]].epochs
         shown.add_row(
             row["name"],
             str(whole) if row["epochs"] == whole else f"{row['epochs']}/{whole}",
-            f"{row['gradients'] / 1e6:,.1f} M",
-            _time(row["hours"]),
+            f"{row['gradients'] / 1e6:,.1f}",
+            costs.duration(row["hours"]),
             "" if row["paper"] is None else f"{row['paper']:.2f}",
+            f"{row['done']}/{order.seeds}",
         )
     screen.print(shown)
-    total = _sum_hours(rows)
-    if total is not None:
-        total = total * order.seeds / at_once
-    screen.print(
-        f"{order.seeds * len(rows)} runs, {at_once} at a time: about {_time(total)}",
-        highlight=False,
-    )
+    left = [(order.seeds - row["done"], row["hours"]) for row in rows]
+    runs = sum(seeds for seeds, _ in left)
+    if not runs:
+        screen.print("all done", highlight=False)
+        return
+    total = costs.duration(sum(seeds * hours for seeds, hours in left) / min(at_once, runs))
+    words = f"{runs} run{'s' * (runs > 1)} left, {min(at_once, runs)} at a time: about {total}"
+    screen.print(words, highlight=False)
 
 
 @app.command("report")

@@ -114,12 +114,10 @@ class Calibration:
         """What was found before."""
         return self._speeds.get(self._key(preset))
 
-    def speed(self, preset: Preset) -> float | None:
-        """Gradients a second on one core; None if this version does not have the network."""
+    def speed(self, preset: Preset) -> float:
+        """Gradients a second on one core."""
         key = self._key(preset)
         if key not in self._speeds:
-            if preset.model not in models.MODELS:
-                return None
             self._speeds[key] = measured_speed(preset)
             with suppress(OSError):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
