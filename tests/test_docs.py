@@ -18,8 +18,9 @@ from parley.algorithms import ALGORITHMS, AS_RUN
 from parley.cli import app
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
+from parley.folder import RunFolder
 from parley.models import MODELS
-from parley.reproduce import report
+from parley.reproduce import campaign, report
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -200,6 +201,21 @@ def test_the_reproduction_is_that_of_the_records() -> None:
     made = report.markdown(found, {})
     rows = [line for line in made.splitlines() if line.startswith("| ")]
     assert [line for line in printed.splitlines() if line.startswith("| ")] == rows
+
+
+def test_the_table_of_ag_news_is_that_of_the_records() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    section = text.partition("## AG News")[2].partition("\n## ")[0]
+    rows = set()
+    for folder in campaign.run_folders(ROOT / "results" / "ag_news-minilm"):
+        experiment, records = campaign.read_experiment(folder), RunFolder(folder).records()
+        method = experiment.algorithm
+        options = f"{method.label} | {method.momentum:g} | {method.gamma:g} | {experiment.lr:g}"
+        averaged = " / ".join(f"{100 * r['accuracy_mean_model']:.1f}" for r in records)
+        gossiped, own = (100 * records[-1][f"accuracy_{of}"] for of in ("after_gossip", "own"))
+        rows.add(f"| {options} | {averaged} | {gossiped:.1f} | {own:.1f} |")
+    printed = [line for line in section.splitlines() if re.match(r"\| (D-PSGD|NGC) ", line)]
+    assert len(printed) == len(rows) and set(printed) == rows
 
 
 def test_the_benchmarks_tables_are_those_of_the_records() -> None:

@@ -251,7 +251,7 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     assert shown.exit_code == 0, shown.output
     page = (tmp_path / "page.md").read_text()
     assert "reduced: 2 of 4 epochs" in page and "90.00 ± 2.00" in page
-    again = [line.strip("`") for line in page.splitlines() if line.startswith("`parley")]
+    again = [line for line in page.splitlines() if line.startswith("parley reproduce")]
     assert again == [
         "parley reproduce digits/logistic/ring/4 --methods dpsgd,ngc --seeds 2",
         "parley reproduce digits/logistic/ring/4 --methods dpsgd --seeds 1 --epochs 2",
@@ -285,7 +285,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
     assert "gradient as printed" not in page, "the paper's table is without it"
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
-    assert f"`parley reproduce digits/logistic/ring/4 {options}`" in page
+    assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
 
     # Seed by seed: of what only one side has finished, nothing is shown.
     beside = campaign.jobs(ngc, Order(epochs=2), tmp_path)[0].out

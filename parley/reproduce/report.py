@@ -343,8 +343,8 @@ def _commands(results: Sequence[Result]) -> list[str]:
     lines = []
     for form, methods in forms.items():
         some = "" if set(methods) == set(METHODS) else f" --methods {','.join(methods)}"
-        lines += [f"`parley reproduce {form.format(some)}`", ""]
-    return lines
+        lines.append(f"parley reproduce {form.format(some)}")
+    return ["```sh", *lines, "```", ""] if lines else []
 
 
 def write_markdown(path: Path, text: str) -> None:
