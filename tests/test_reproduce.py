@@ -238,7 +238,10 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     assert ngc.mean("accuracy_mean_model") == pytest.approx(mean)
     assert ngc.deviation("accuracy_mean_model") == pytest.approx((mean - 90) / 2)
     (reduced,) = [r for r in found.results if r.mark]
-    assert reduced.mark == "2 of 4 epochs"
+    assert reduced.mark == "2 of 4 epochs" and reduced.share == 0.5
+    drawn = [(r.preset.method, r.mark) for r in report._fullest(found.results)]
+    assert drawn == [("dpsgd", ""), ("ngc", "")]
+    assert report._fullest([reduced]) == [reduced]
 
     # The copy has all that the report needs, and none of what it does not.
     small_out = tmp_path / "kept"

@@ -76,6 +76,12 @@ class Result:
                 parts.append(f"{share:.0%} of the paper's steps an epoch")
         return ", ".join(parts)
 
+    @property
+    def share(self) -> float:
+        """How much of the paper's training it is."""
+        epochs = self.reduction.epochs or self.preset.epochs
+        return epochs / self.preset.epochs * (self.reduction.fraction or 1.0)
+
     def mean(self, name: str) -> float:
         """Over seeds, in percent."""
         return 100 * statistics.fmean(float(end[name]) for end in self.ends)
@@ -373,11 +379,7 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
     """
     made: dict[str, Path] = {}
     for table in TABLES:
-        compared = [
-            r for r in found.results
-            if r.preset.table == table and r.ends and r.preset.paper and not r.is_ablation
-        ]  # fmt: skip
-        if compared:
+        if compared := _fullest(r for r in found.results if r.preset.table == table):
             path = folder / f"{table}.png"
             made[f"{table}/against the paper"] = beside_paper(compared, path)
         if table == "figures":
@@ -393,6 +395,16 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
         if draw_figure(figure, found.results, path):
             made[f"{figure.name}"] = path
     return made
+
+
+def _fullest(results: Iterable[Result]) -> list[Result]:
+    """Finished cells of the paper, each in the least reduced form that there is."""
+    chosen: dict[tuple[str, str], Result] = {}
+    for result in (r for r in results if r.ends and r.preset.paper and not r.is_ablation):
+        key = (result.preset.name, result.variant)
+        if key not in chosen or result.share > chosen[key].share:
+            chosen[key] = result
+    return list(chosen.values())
 
 
 def _forms(
