@@ -336,7 +336,7 @@ def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _commands(results: Sequence[Result]) -> list[str]:
     """What gives these runs again: a command for all methods that were run in the same way."""
-    forms: dict[str, list[str]] = {}
+    forms: dict[tuple[str, str], list[str]] = {}
     for result in (r for r in results if r.runs):
         flags = f" --seeds {max(result.runs) + 1}"
         if result.variant != "as-run":
@@ -345,11 +345,11 @@ def _commands(results: Sequence[Result]) -> list[str]:
             flags += f" --epochs {result.reduction.epochs}"
         if result.reduction.fraction is not None:
             flags += f" --fraction {result.reduction.fraction:g}"
-        forms.setdefault(f"{result.preset.group}{{}}{flags}", []).append(result.preset.method)
+        forms.setdefault((result.preset.group, flags), []).append(result.preset.method)
     lines = []
-    for form, methods in forms.items():
+    for (group, flags), methods in forms.items():
         some = "" if set(methods) == set(METHODS) else f" --methods {','.join(methods)}"
-        lines.append(f"parley reproduce {form.format(some)}")
+        lines.append(f"parley reproduce {group}{some}{flags}")
     return ["```sh", *lines, "```", ""] if lines else []
 
 
