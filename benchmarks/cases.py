@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from parley import models
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
-from parley.run import Problem
-from parley.topology import Topology, ring
+from parley.graphs import Topology, ring
+from parley.training.run import Problem
 
 Rule = Literal["dpsgd", "ngc0", "ngc1", "compngc", "cga"]
 

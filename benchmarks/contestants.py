@@ -44,9 +44,9 @@ class Parley:
     """Parley's own training loop, one step at a time."""
 
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
-        from parley.placement import spread
-        from parley.run import Run, Started
-        from parley.transport import Local, Processes
+        from parley.training.run import Run, Started
+        from parley.wire.placement import spread
+        from parley.wire.transport import Local, Processes
 
         placement = spread(case.topology(), workers, rank)
         problem = case.problem(placement.agents)
@@ -173,7 +173,7 @@ class _Child:
 def _stopwatches() -> Iterator[dict[str, float]]:
     """Processor seconds spent inside some of Parley's functions while the context is open."""
     from parley.algorithms import cga
-    from parley.codec import ScaledSign
+    from parley.wire.codec import ScaledSign
 
     seconds: dict[str, float] = {}
     restore: list[Callable[[], None]] = []

@@ -25,7 +25,7 @@ from parley.dash import runs as runs_module
 from parley.dash.runs import Runs
 from parley.dash.tail import Cursor, Tail
 from parley.experiment import Experiment
-from parley.folder import RunFolder
+from parley.store.folder import RunFolder
 
 RESULTS = Path(__file__).parent / "dash.json"
 RUNS = 200

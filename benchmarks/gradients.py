@@ -25,10 +25,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from parley import engines, kernels, models
+from parley import models
+from parley.compute import choose as engines
+from parley.compute import kernels
+from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.task import Task
 
 SHAPES = {
     "logistic": (1, 28, 28),

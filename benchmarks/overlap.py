@@ -23,16 +23,15 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-import namespaces
-
 from parley.algorithms import NGC, Algorithm, CompNGC
+from parley.compute.engine import LoopEngine
+from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
-from parley.engine import LoopEngine
-from parley.neighbourhood import Neighbourhood
-from parley.placement import spread
-from parley.task import Task
-from parley.topology import ring
-from parley.transport import Processes
+from parley.graphs import ring
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.wire.placement import spread
+from parley.wire.transport import Processes
+from tests import namespaces
 
 HOSTS = 3
 BLOCK = 3

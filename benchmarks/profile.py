@@ -25,11 +25,11 @@ from benchmarks.contestants import Parley
 from benchmarks.steps import machine
 from parley.algorithms.base import Momentum
 from parley.algorithms.cga import CGA
-from parley.codec import ScaledSign
+from parley.compute.compiled import FusedEngine
 from parley.data import Batches
-from parley.fused import FusedEngine
-from parley.neighbourhood import Neighbourhood
-from parley.run import Run
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.training.run import Run
+from parley.wire.codec import ScaledSign
 
 RECORD = Path(__file__).with_name("profile.json")
 CASES = (

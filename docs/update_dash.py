@@ -18,7 +18,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import browser, page  # noqa: E402
+from tests.browser import browser, page  # noqa: E402
 
 PARLEY = [sys.executable, "-m", "parley"]
 COMMON = "--agents 10 --partition skew:1 --momentum 0.9 --variant as-run --lr 0.05"

@@ -20,7 +20,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import browser, find_chromium, page  # noqa: E402
+from tests.browser import browser, find_chromium, page  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 RECORDS = ROOT / "docs" / "records" / "demo"

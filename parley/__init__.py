@@ -1,7 +1,5 @@
 """Parley: peers with different, private data train one model together, with no server."""
 
-__version__ = "0.1.0"
-
 import os
 
 # Torch reports a lost connection with its own call stack before Parley says in words what it means.
@@ -12,7 +10,7 @@ from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, comp
 from parley.api import Result, train
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.topology import (
+from parley.graphs import (
     Topology,
     base,
     chain,
@@ -35,6 +33,7 @@ from parley.topology import (
     torus,
     tree,
 )
+from parley.version import __version__
 
 __all__ = [
     "CGA",
@@ -48,6 +47,7 @@ __all__ = [
     "ParleyError",
     "Result",
     "Topology",
+    "__version__",
     "base",
     "chain",
     "circulant",

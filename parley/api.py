@@ -13,21 +13,23 @@ import networkx as nx
 from torch import Tensor, nn
 
 from parley import data as datasets
-from parley import launch, run, trackers
-from parley import topology as topologies
+from parley import graphs as topologies
 from parley.algorithms import Algorithm
+from parley.cluster import launch
+from parley.cluster.worker import Load, Watcher
+from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.progress import TrainingProgress
-from parley.run import Event, Problem, Record
-from parley.task import Loss, Task, cross_entropy
-from parley.topology import Topology
-from parley.worker import Load, Watcher
+from parley.graphs import Topology
+from parley.training import run
+from parley.training.run import Event, Problem, Record
+from parley.watch import trackers
+from parley.watch.progress import TrainingProgress
 
 if TYPE_CHECKING:
-    from parley.report.pictures import Picture
-    from parley.report.records import Group
+    from parley.results.pictures import Picture
+    from parley.results.read import Group
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Result:
 
         With a path, writes it there (png, svg or pdf). Without, returns it: a notebook shows it.
         """
-        from parley.report.pictures import Picture, overview
+        from parley.results.pictures import Picture, overview
 
         picture = Picture(overview([self._group()]))
         return picture if path is None else picture.save(path)
@@ -70,14 +72,14 @@ class Result:
     def report(self, path: str | Path) -> Path:
         """Writes the page that ``parley report`` makes of a run: one HTML file."""
         from parley.files import write_atomically
-        from parley.report.page import page
+        from parley.results.page import page
 
         write_atomically(Path(path), page([self._group()]))
         return Path(path)
 
     def _group(self) -> Group:
-        from parley.folder import environment
-        from parley.report.records import Group, RecordedRun
+        from parley.results.read import Group, RecordedRun
+        from parley.store.folder import environment
 
         run = RecordedRun(
             path=Path(self.summary["out"] or "."),

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import PATIENCE, process, until
-from test_launch import as_ranks
 
 import parley
-from parley import launch
+from parley.cluster import launch
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.run import Event, Problem, StepDone, problem
+from parley.training.run import Event, Problem, StepDone, problem
+from tests.cluster.test_launch import as_ranks
+from tests.processes import PATIENCE, process, until
 
 HURRY = "hurry"
 

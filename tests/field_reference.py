@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import reference
 import torch
 from torch import Tensor
+
+from tests import reference
 
 Vectors = list[Tensor]
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import relay
-from relay import DEVICE
+from tests import relay
+from tests.relay import DEVICE
 
 SETTINGS = ("net.ipv4.tcp_slow_start_after_idle=0", "net.ipv4.tcp_congestion_control=reno")
 """A connection keeps its speed between two steps, as one that is in use all the time does, and does

@@ -22,7 +22,7 @@ TIMING = ("seconds", "gradients_per_second", "peak_memory_mb")
 
 def process(target: Callable[..., Any], *arguments: Any) -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["parley.cli", "sklearn.datasets", "test_algorithms"])
+    context.set_forkserver_preload(["parley.cli.app", "sklearn.datasets", "test_algorithms"])
     made = context.Process(target=target, args=arguments)
     made.start()
     return made
@@ -134,7 +134,7 @@ def _command(words: list[str], environment: dict[str, str], out: Path, err: Path
         os.dup2(descriptor, number)
     import sys
 
-    from parley.cli import main
+    from parley.cli.app import main
 
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb"), line_buffering=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)

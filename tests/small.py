@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from parley.algorithms import Algorithm
+from parley.compute.engine import Engine, LoopEngine
+from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
-from parley.engine import Engine, LoopEngine
-from parley.neighbourhood import Neighbourhood
-from parley.placement import Placement, spread
-from parley.task import Task
-from parley.topology import Topology
-from parley.transport import Local, Transport
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.wire.placement import Placement, spread
+from parley.wire.transport import Local, Transport
 
 FEATURES, CLASSES = 5, 3
 

@@ -16,9 +16,9 @@ from benchmarks.cases import QUICK, RULES, Case, Rule, every_case, forward_flops
 from benchmarks.contestants import Contestant, Parley
 from benchmarks.table import render
 from benchmarks.textbook import Textbook, project
-from parley import kernels
-from parley.fused import FusedEngine
-from parley.task import Task
+from parley.compute import kernels
+from parley.compute.compiled import FusedEngine
+from parley.compute.task import Task
 
 
 def small(rule: Rule, agents: int, model: str = "mlp") -> Case:
@@ -41,7 +41,7 @@ def test_the_textbook_is_parley(rule: Rule) -> None:
 
 def test_one_process_each_is_the_textbook() -> None:
     # Forked from a server that has imported everything: quicker than three new interpreters.
-    multiprocessing.set_forkserver_preload(["parley.cli", "benchmarks.contestants"])
+    multiprocessing.set_forkserver_preload(["parley.cli.app", "benchmarks.contestants"])
     with Contestant("one process each", processes=3, start="forkserver") as contestant:
         for rule in RULES:
             case = small(rule, agents=3)

@@ -15,12 +15,12 @@ import typer
 import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
-from parley.cli import app
+from parley.cli.app import app
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
-from parley.folder import RunFolder
 from parley.models import MODELS
 from parley.reproduce import campaign, report
+from parley.store.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

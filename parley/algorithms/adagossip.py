@@ -16,7 +16,7 @@ from torch import Tensor
 from parley.algorithms.base import Memory
 from parley.algorithms.choco import DifferenceGossip
 from parley.algorithms.composed import SGD, Composed, Own, Slot
-from parley.neighbourhood import Flow, Neighbourhood
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 
 class AdaptiveGossip(DifferenceGossip):

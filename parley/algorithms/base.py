@@ -12,8 +12,8 @@ from torch import Tensor
 
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.neighbourhood import Flow, Neighbourhood
-from parley.topology import Property, Topology
+from parley.graphs import Property, Topology
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 AS_RUN: dict[str, Any] = {
     "gradient_at": "mixed",

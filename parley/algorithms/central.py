@@ -13,8 +13,8 @@ from torch import Tensor
 
 from parley.algorithms.base import Algorithm, Momentum
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
-from parley.topology import Topology
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class State(NamedTuple):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, MomentumSGD, Part
 from parley.data import Batch
-from parley.neighbourhood import Flow, Neighbourhood
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 GRAM_BLOCK = 16384
 """Entries that are made float64 at once."""

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory
 from parley.algorithms.ngc import NGC, Clustering
-from parley.codec import ScaledSign
 from parley.data import Batch
-from parley.neighbourhood import Flow, Neighbourhood
+from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.wire.codec import ScaledSign
 
 
 class State(NamedTuple):

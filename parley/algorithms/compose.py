@@ -23,8 +23,8 @@ from parley.algorithms.ngc import Clustering
 from parley.algorithms.qgm import QuasiGlobal
 from parley.algorithms.sgp import PushSum
 from parley.algorithms.tracking import Tracking
-from parley.codec import EXAMPLES
 from parley.errors import BadValue, unknown_name
+from parley.wire.codec import EXAMPLES
 
 PartKind = Literal["gradient", "correction", "update", "averaging", "de-biasing"]
 

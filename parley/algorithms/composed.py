@@ -18,12 +18,12 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from parley import codec as codecs
 from parley.algorithms.base import Algorithm, Memory, Momentum, Part
-from parley.codec import Codec
 from parley.data import Batch
-from parley.neighbourhood import Flow, Neighbourhood
-from parley.transport import Kind
+from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.wire import codec as codecs
+from parley.wire.codec import Codec
+from parley.wire.transport import Kind
 
 Slot = Literal["x", "y"]
 """What is averaged: models, or tracked gradients."""

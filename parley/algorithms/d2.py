@@ -19,8 +19,8 @@ from torch import Tensor
 from parley.algorithms.base import Algorithm
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.neighbourhood import Neighbourhood
-from parley.topology import Topology
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class State(NamedTuple):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
 from parley.algorithms.composed import SGD, CodecSpec, Composed, Own, Slot, publish
-from parley.neighbourhood import Flow, Neighbourhood
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 
 class CompensatedGossip(Part):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from parley.algorithms.base import MomentumSGD
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class State(NamedTuple):

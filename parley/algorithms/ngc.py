@@ -21,7 +21,7 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, MomentumSGD, Part
 from parley.data import Batch
-from parley.neighbourhood import Flow, Neighbourhood
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 
 class State(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
 from parley.algorithms.composed import Composed, Gossip, Own
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class QuasiGlobal(Part):

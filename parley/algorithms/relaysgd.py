@@ -20,8 +20,8 @@ from torch import Tensor
 from parley.algorithms.base import Algorithm, Momentum
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.neighbourhood import Neighbourhood
-from parley.topology import Topology
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class State(NamedTuple):
@@ -71,7 +71,7 @@ class RelaySGD(Momentum, Algorithm):
 def behind(topology: Topology) -> dict[tuple[int, int], int]:
     """For each edge i -> j of a tree the agents on j's side of it.
 
-    >>> from parley.topology import chain
+    >>> from parley.graphs.topology import chain
     >>> behind(chain(4))[1, 2], behind(chain(4))[2, 1]
     (2, 2)
     """

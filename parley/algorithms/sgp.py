@@ -18,8 +18,8 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
 from parley.algorithms.composed import SGD, Composed, Gossip, Own
-from parley.neighbourhood import Flow, Neighbourhood
-from parley.topology import Property
+from parley.graphs import Property
+from parley.neighbourhood.verbs import Flow, Neighbourhood
 
 
 class PushSum(Part):

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from parley.algorithms.base import Algorithm, Momentum
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood
-from parley.topology import Topology
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class State(NamedTuple):
@@ -63,7 +63,7 @@ class SwarmSGD(Momentum, Algorithm):
     def drawn(self, topology: Topology, seed: int, meeting: int) -> list[tuple[int, int]]:
         """Who meets, the same on every worker.
 
-        >>> from parley.topology import ring
+        >>> from parley.graphs.topology import ring
         >>> SwarmSGD(pairs="many").drawn(ring(4), seed=0, meeting=7)
         [(0, 3), (1, 2)]
         """

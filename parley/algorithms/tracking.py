@@ -17,7 +17,7 @@ from torch import Tensor
 
 from parley.algorithms.base import Memory, Part
 from parley.algorithms.composed import SGD, Composed, Gossip, Own, Slot
-from parley.neighbourhood import Neighbourhood
+from parley.neighbourhood.verbs import Neighbourhood
 
 
 class Tracking(Part):

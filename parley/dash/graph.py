@@ -5,12 +5,12 @@ from typing import Any
 
 import networkx as nx
 
-from parley import topology as topologies
-from parley.draw import layout
+from parley import graphs as topologies
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.run import topology_of
-from parley.topology import Topology
+from parley.graphs import Topology
+from parley.results.draw import layout
+from parley.training.run import topology_of
 
 MOST_AGENTS = 300
 """More are drawn on a circle: laying out any graph takes time that grows with the cube."""

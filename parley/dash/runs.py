@@ -27,8 +27,8 @@ from parley.dash.graph import graph
 from parley.dash.tail import Cursor, Tail
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
-from parley.status import STATUS, is_held
+from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
+from parley.store.status import STATUS, is_held
 
 SILENCE = 120.0
 """Seconds without a sign of life after which a run that cannot be looked at directly is over."""

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from parley.run import Record
-from parley.worker import EACH_AGENT
+from parley.cluster.worker import EACH_AGENT
+from parley.training.run import Record
 
 BUCKETS = 1000
 """At most so many for a run; half as many just after joining."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parley import hub
+from parley.data import hub
 from parley.errors import BadValue
 
 VOCABULARY = 30_522

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import parley
-from parley import compare, data
-from parley.compare import DIVERGED_FILE, Job
+from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
-from parley.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.reproduce.presets import Preset
+from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
+from parley.sweep import compare
+from parley.sweep.compare import DIVERGED_FILE, Job
+from parley.version import __version__
 
 PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)
 """The files of a run that are worth keeping: all but the checkpoints."""
@@ -78,9 +79,9 @@ def state(job: Job) -> str:
     if job.failure is not None:
         return "failed"
     version = version_of(job.out)
-    if version not in (None, parley.__version__):
+    if version not in (None, __version__):
         raise ParleyError(
-            f"out: {str(job.out)!r} was begun by parley {version}, this is {parley.__version__}; "
+            f"out: {str(job.out)!r} was begun by parley {version}, this is {__version__}; "
             "finish it with that version, choose another --out, or remove it"
         )
     return "begun"
@@ -93,7 +94,7 @@ def read_experiment(folder: Path) -> Experiment:
         return Experiment.from_toml(path.read_text(encoding="utf-8"), str(path))
     except (ParleyError, OSError, UnicodeDecodeError) as error:
         version = version_of(folder)
-        by = f" (written by parley {version}, this is {parley.__version__})" if version else ""
+        by = f" (written by parley {version}, this is {__version__})" if version else ""
         raise ParleyError(
             f"out: {str(path)!r} is not an experiment of this version{by}: {error}"
         ) from None

@@ -14,16 +14,16 @@ from functools import partial
 
 import torch
 
-import parley
 from parley import data, models
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
-from parley.placement import spread
+from parley.graphs import Topology, parse, ring
 from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction
-from parley.run import Problem, Run, StepDone
-from parley.topology import Topology, parse, ring
-from parley.transport import Local
+from parley.training.run import Problem, Run, StepDone
+from parley.version import __version__
+from parley.wire.placement import spread
+from parley.wire.transport import Local
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "cifar10": (3, 32, 32),
@@ -104,7 +104,7 @@ class Calibration:
     def __init__(self) -> None:
         self.path = data.cache_folder() / "gradients-per-second.json"
         machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        self._here = f"{machine}, torch {torch.__version__}, parley {parley.__version__}"
+        self._here = f"{machine}, torch {torch.__version__}, parley {__version__}"
         self._speeds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             kept = json.loads(self.path.read_text(encoding="utf-8"))

@@ -13,12 +13,8 @@ from matplotlib.figure import Figure as Canvas
 from rich import box
 from rich.table import Table
 
-import parley
-from parley import draw
-from parley.compare import DIVERGED_FILE
 from parley.errors import BadValue, ParleyError
 from parley.files import write_atomically
-from parley.folder import EXPERIMENT, RunFolder
 from parley.reproduce.campaign import read_experiment, version_of
 from parley.reproduce.presets import (
     METHODS,
@@ -31,6 +27,10 @@ from parley.reproduce.presets import (
     variant_words,
     variants,
 )
+from parley.results import draw
+from parley.store.folder import EXPERIMENT, RunFolder
+from parley.sweep.compare import DIVERGED_FILE
+from parley.version import __version__
 
 ACCURACIES = {
     "accuracy_after_gossip": "after gossip",
@@ -148,7 +148,7 @@ def _result(preset: Preset, variant: str, reduction: Reduction, form: Path) -> R
         differing = expected.same_as(experiment)
         if differing:
             version = version_of(path)
-            by = f", made by parley {version}" if version not in (None, parley.__version__) else ""
+            by = f", made by parley {version}" if version not in (None, __version__) else ""
             raise ParleyError(
                 f"{path.name} holds another experiment than {preset.name}{by} "
                 f"(it differs in {', '.join(differing)})"

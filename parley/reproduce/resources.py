@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from parley import models
-from parley.placement import spread
 from parley.reproduce import costs
 from parley.reproduce.presets import METHODS, Preset, presets, read_csv
-from parley.run import EpochDone, Run
-from parley.transport import HEADER, Local
+from parley.training.run import EpochDone, Run
+from parley.wire.placement import spread
+from parley.wire.transport import HEADER, Local
 
 COUNTS = {
     "cnn5": 76_010,

@@ -28,16 +28,16 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from parley import draw
 from parley.algorithms import NGC
+from parley.compute.engine import Engine
+from parley.compute.task import Task
 from parley.data import Batch, Batches, Samples, Transform
-from parley.engine import Engine
 from parley.errors import BadValue
-from parley.neighbourhood import Neighbourhood
-from parley.placement import spread
-from parley.task import Task
-from parley.topology import Topology, full, ring, torus
-from parley.transport import Local
+from parley.graphs import Topology, full, ring, torus
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.results import draw
+from parley.wire.placement import spread
+from parley.wire.transport import Local
 
 Values = NDArray[np.float64]
 

@@ -1,0 +1,76 @@
+"""``parley report``: run folders in, one page (and its pictures) out."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parley.errors import BadValue
+from parley.files import write_atomically
+from parley.results.page import page
+from parley.results.pictures import pictures as draw_pictures
+from parley.results.read import group_seeds, read_all
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, of comparisons, or that hold such folders.",
+            metavar="RUN...",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page to write. (default: report.html in RUN, or here if there are several)",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write every plot as PNG and SVG into this folder.",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Annotated[
+        bool,
+        typer.Option("--json", help="Print what was written as one JSON object.", metavar=""),
+    ] = False,
+) -> None:
+    """One page about one or more runs, to look at and to send.
+
+    A single HTML file without any needs: open it from disk, mail it, print it. Seeds of one
+    experiment are averaged. Runs that are still going on are shown as far as they have come.
+
+    [bold]parley report runs/demo-001[/bold]
+
+    [bold]parley report runs/ngc-digits-001 runs/dpsgd-digits-001 --out both.html[/bold]
+
+    [bold]parley report runs/demo-001 --pictures figures[/bold]
+    """
+    if out is None:
+        out = (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    elif out.suffix.lower() not in (".html", ".htm"):
+        raise BadValue("out", str(out), "a file that ends in .html")
+    if out.is_dir():
+        raise BadValue("out", str(out), "a file that ends in .html", "it is a folder")
+    if pictures is not None and pictures.exists() and not pictures.is_dir():
+        raise BadValue("pictures", str(pictures), "a folder", "it is a file")
+    groups = group_seeds(read_all(runs))
+    try:
+        write_atomically(out, page(groups))
+        drawn = draw_pictures(groups, pictures) if pictures is not None else []
+    except OSError as error:
+        raise BadValue("out", str(out), "a file that can be written", str(error)) from None
+    if json_:
+        print(json.dumps({"page": str(out), "pictures": [str(path) for path in drawn]}))
+        return
+    print(f"written to {out}")
+    if pictures is not None:
+        print(f"{len(drawn)} pictures in {pictures}")

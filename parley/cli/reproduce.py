@@ -1,0 +1,477 @@
+"""``parley reproduce``: the paper's tables and figures by name."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from parley import graphs as topologies
+from parley.cluster.worker import threads
+from parley.compute.threads import usable_cores
+from parley.errors import BadValue
+from parley.reproduce import campaign, costs, report, resources, theory
+from parley.reproduce.campaign import Order
+from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.watch.progress import console
+
+screen = Console()
+"""Stdout, for results."""
+
+
+class NameOrCommand(TyperGroup):
+    """What is not a command is the name of a preset, to be run."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Puts ``run`` before it; without anything, ``run`` lists."""
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=NameOrCommand,
+    help="The tables and figures of the NGC paper: list them, run them, and see ours beside the "
+    "paper's. [bold]parley reproduce[/bold] lists; [bold]parley reproduce fashion_mnist "
+    "--agents 10 --seeds 3[/bold] runs.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder of the results.", metavar="FOLDER")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout instead.", metavar="")
+]
+
+
+def _whole(name: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < 1:
+        raise BadValue(name, value, "a whole number of at least 1")
+    return int(value)
+
+
+def _number(name: str, value: str | None, valid: str) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        raise BadValue(name, value, valid) from None
+
+
+@app.command()
+def run(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A preset, the beginning of its name, a table, a figure, or all. "
+            "Without one, lists what there is.",
+            metavar="[NAME]",
+            show_default=False,
+        ),
+    ] = None,
+    agents: Annotated[
+        str | None,
+        typer.Option(help="Only those of so many agents.", metavar="N", show_default=False),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Only some of {', '.join(METHODS)}.", metavar="LIST", show_default=False
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Runs of each, from seed 0 on.", metavar="N")] = "1",
+    variant: Annotated[
+        str,
+        typer.Option(
+            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICE, with one "
+            f"choice as printed: {', '.join(CHOICES)}.",
+            metavar="TEXT",
+        ),
+    ] = "as-run",
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            help="Fewer epochs than the paper: a reduced run.", metavar="N", show_default=False
+        ),
+    ] = None,
+    fraction: Annotated[
+        str | None,
+        typer.Option(
+            help="A share of the training data, the same of every class: a reduced run.",
+            metavar="NUMBER",
+            show_default=False,
+        ),
+    ] = None,
+    out: Out = Path("results"),
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
+        ),
+    ] = None,
+    data_root: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder with local copies of datasets.", metavar="FOLDER", show_default=False
+        ),
+    ] = None,
+    list_: Annotated[
+        bool, typer.Option("--list", help="Show what would be run, and what it costs.", metavar="")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """List the presets, or run those that a name stands for.
+
+    What is done already is skipped; after Ctrl-C the same command goes on.
+    """
+    chosen = select(
+        name or "all",
+        _whole("agents", agents),
+        [m.strip() for m in methods.split(",")] if methods is not None else None,
+    )
+    order = Order(
+        variant,
+        _whole("epochs", epochs),
+        _number("fraction", fraction, "a number above 0, at most 1"),
+        _whole("seeds", seeds) or 1,
+        data_root,
+    )
+    at_once = _whole("parallel", parallel) or usable_cores()
+    todo = campaign.jobs(chosen, order, out)  # refuses what cannot be, before anything is timed
+    if name is None or list_:
+        rows = cost_rows(chosen, order)
+        if list_:
+            for number, row in enumerate(rows):
+                seeds_of_it = todo[number :: len(rows)]
+                row["done"] = sum(campaign.state(job) == "done" for job in seeds_of_it)
+        if json_:
+            print(json.dumps(rows))
+        elif name is None:
+            _list_groups(rows)
+        else:
+            _list_each(rows, order, at_once)
+        return
+    try:
+        became = campaign.run(todo, at_once, out)
+    except KeyboardInterrupt:
+        console.print("\nstopped; the same command goes on", highlight=False)
+        raise typer.Exit(130) from None
+    counts = {state: len(jobs) for state, jobs in became.items()}
+    if json_:
+        print(json.dumps({"out": str(out), **counts}))
+    else:
+        failed = f", {counts['failed']} failed" if counts["failed"] else ""
+        screen.print(
+            f"{counts['done']} of {len(todo)} runs done{failed}, in {out}; "
+            f"parley reproduce report --out {out} shows them",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
+    """What each preset costs, one seed of it; networks not yet timed here are timed now."""
+    calibration = costs.Calibration()
+    new = dict.fromkeys(p.model for p in chosen if calibration.known(p) is None)
+    if new and sys.stderr.isatty():
+        console.print(f"timing {', '.join(new)} on this machine, once", highlight=False)
+    rows = []
+    for preset in chosen:
+        reduction = preset.reduced(order.epochs, order.fraction)
+        speed = calibration.speed(preset)
+        rows.append(
+            {
+                "name": preset.name,
+                "group": preset.group,
+                "table": preset.table,
+                "method": preset.method,
+                "epochs": reduction.epochs or preset.epochs,
+                "reduced": reduction.words(preset.epochs) or None,
+                "gradients": costs.gradients(preset, order.variant, reduction),
+                "gradients_per_second": speed,
+                "hours": costs.hours(preset, speed, order.variant, reduction),
+                "paper": preset.paper.accuracy if preset.paper else None,
+            }
+        )
+    return rows
+
+
+def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
+    """A line for each group of methods that are compared."""
+    for table, title in TABLES.items():
+        shown = Table(title=f"{table}: {title}", title_justify="left", box=box.SIMPLE)
+        shown.add_column("name", no_wrap=True)
+        for heading in ("runs", "epochs", "gradients", "one core"):
+            shown.add_column(heading, justify="right", no_wrap=True)
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            if row["table"] == table:
+                groups.setdefault(row["group"], []).append(row)
+        for group, members in groups.items():
+            total = sum(row["gradients"] for row in members)
+            shown.add_row(
+                group,
+                str(len(members)),
+                str(members[0]["epochs"]),
+                f"{total / 1e6:,.0f} M",
+                costs.duration(sum(row["hours"] for row in members)),
+            )
+        if groups:
+            screen.print(shown)
+    screen.print(
+        f"Behind each name of a table stands a method: {', '.join(METHODS)}. Gradients (of single "
+        "samples) and time are of one seed of all runs in a line. parley reproduce NAME --list "
+        "shows each run, parley reproduce NAME runs them.",
+        highlight=False,
+    )
+
+
+def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> None:
+    reduced = any(row["reduced"] for row in rows)
+    of_data = f", {100 * order.fraction:g} % of the data" if order.fraction else ""
+    title = f"reduced{of_data}" if reduced else None
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    shown.add_column("name", no_wrap=True)
+    for heading in ("epochs", "million\ngrads", "one core", "paper", "done"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        whole = presets()[row["name"]].epochs
+        shown.add_row(
+            row["name"],
+            str(whole) if row["epochs"] == whole else f"{row['epochs']}/{whole}",
+            f"{row['gradients'] / 1e6:,.1f}",
+            costs.duration(row["hours"]),
+            "" if row["paper"] is None else f"{row['paper']:.2f}",
+            f"{row['done']}/{order.seeds}",
+        )
+    screen.print(shown)
+    left = [(order.seeds - row["done"], row["hours"]) for row in rows]
+    runs = sum(seeds for seeds, _ in left)
+    if not runs:
+        screen.print("all done", highlight=False)
+        return
+    total = costs.duration(sum(seeds * hours for seeds, hours in left) / min(at_once, runs))
+    words = f"{runs} run{'s' * (runs > 1)} left, {min(at_once, runs)} at a time: about {total}"
+    screen.print(words, highlight=False)
+
+
+@app.command("report")
+def show_report(
+    out: Out = Path("results"),
+    markdown: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write it as Markdown; a file that exists must have the marks of an "
+            "earlier report, between which it is renewed. (default: report.md in --out)",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for pictures. (default: pictures beside the Markdown)",
+            metavar="FOLDER",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Show ours beside the paper's, cell by cell, and draw the figures."""
+    found = report.collect(out)
+    if not found.results and not found.refused:
+        raise BadValue("out", str(out), "a folder with results of parley reproduce")
+    for reason in found.refused:
+        console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
+    target = markdown or out / "report.md"
+    folder = pictures or target.parent / "pictures"
+    drawn = report.draw_all(found, folder)
+    places = {name: _seen_from(target, path) for name, path in drawn.items()}
+    report.write_markdown(target, report.markdown(found, places))
+    if json_:
+        print(report.as_json(found))
+        return
+    for table in report.tables(found):
+        screen.print(table)
+    screen.print(
+        f"written to {target}, {len(drawn)} picture{'s' * (len(drawn) != 1)} in {folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _seen_from(document: Path, path: Path) -> str:
+    try:
+        return path.resolve().relative_to(document.parent.resolve()).as_posix()
+    except ValueError:
+        return path.as_posix()
+
+
+@app.command()
+def pack(
+    to: Annotated[
+        Path, typer.Option(help="Folder to copy to.", metavar="FOLDER", show_default=False)
+    ],
+    out: Out = Path("results"),
+) -> None:
+    """Copy finished runs without their checkpoints, small enough to be kept for good.
+
+    [bold]parley reproduce report[/bold] works from the copy.
+    """
+    copied = campaign.pack(out, to)
+    screen.print(f"{len(copied)} run{'s' * (len(copied) != 1)} copied to {to}", highlight=False)
+
+
+@app.command("resources")
+def show_resources(
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also the figures that agree.", metavar="")
+    ] = False,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            help="Also count the bytes of a few real steps of a preset.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Communication and memory against the printed tables; names the misprints."""
+    counted = [(p, resources.measure(p)) for p in select(measure)] if measure else []
+    communication, memory = resources.communication(), resources.memory()
+    if json_:
+        print(
+            json.dumps(
+                {
+                    "communication": [vars(row) for row in communication],
+                    "memory": [vars(row) for row in memory],
+                    "measured": [
+                        {"name": p.name, "formula": resources.gib(p), "measured": m.gib}
+                        for p, m in counted
+                    ],
+                }
+            )
+        )
+        return
+    agree = sum(not row.remark for row in communication)
+    title = f"communication of an agent, GiB: {agree} of {len(communication)} figures agree"
+    shown = _resource_table(title, "cell", "f")
+    short = {"D-PSGD": "1", "CGA": "2", "CompCGA": "1.03"}
+    for row in communication:
+        if all_ or row.remark:
+            printed = "" if row.printed is None else f"{row.printed:.2f}"
+            factor = short[row.methods.partition(",")[0]]
+            shown.add_row(row.name, factor, printed, f"{row.formula:.2f}", row.remark)
+    screen.print(shown)
+    shown = _resource_table("memory beyond D-PSGD on a ring, MiB", "network", "method")
+    for kept in memory:
+        if all_ or kept.remark:
+            values = (f"{kept.printed:.2f}", f"{kept.formula:.2f}")
+            shown.add_row(kept.model, kept.method, *values, kept.remark)
+    screen.print(shown)
+    screen.print(
+        "Formula: [steps·f + 51]·degree·(P + 1)·4 / 2³⁰; f = 1 for D-PSGD and NGC α=0, 2 for CGA "
+        "and NGC, 1 + 1/32 for CompCGA and CompNGC; 51 for the final gossip. Half (33/64) of "
+        "NGC's: outside of the CIFAR-10 table the paper has divided NGC's figure, final gossip and "
+        "all, which is the same for every method. The paper's 32× is the second round alone: with "
+        "the models, the total falls by 1.94×.",
+        highlight=False,
+        markup=False,
+    )
+    if counted:
+        shown = Table(title="measured, GiB over the paper's run", box=box.SIMPLE)
+        shown.add_column("preset", no_wrap=True)
+        for heading in ("formula", "measured", "headers and scales"):
+            shown.add_column(heading, justify="right")
+        for preset, found in counted:
+            value = resources.gib(preset)
+            shown.add_row(
+                preset.name, f"{value:.4f}", f"{found.gib:.4f}", f"{found.gib / value - 1:+.3%}"
+            )
+        screen.print(shown)
+
+
+def _resource_table(title: str, first: str, second: str) -> Table:
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE)
+    shown.add_column(first, no_wrap=True)
+    shown.add_column(second, no_wrap=True)
+    for heading in ("printed", "formula"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    shown.add_column("")
+    return shown
+
+
+@app.command("theory")
+def show_theory(
+    topology: Annotated[str, typer.Option(help="Graph, as in parley topology.", metavar="SPEC")] = (
+        "ring"
+    ),
+    agents: Annotated[str, typer.Option(help="Number of peers.", metavar="N")] = "10",
+    smoothness: Annotated[str, typer.Option(help="L.", metavar="NUMBER")] = "1",
+    momentum: Annotated[str, typer.Option(help="β.", metavar="NUMBER")] = "0.9",
+    lr: Annotated[
+        str | None,
+        typer.Option(
+            help="η, for the constants C1 to C5. (default: the upper end)",
+            metavar="NUMBER",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also check the lemmas and the rate on quadratics, and draw it; half a minute.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Theorem 1's step sizes and constants for a graph, and why there are no such step sizes."""
+    graph = topologies.parse(topology, _whole("agents", agents))
+    some = "a number"
+    big_l = _number("smoothness", smoothness, some) or 0.0
+    beta = _number("momentum", momentum, some) or 0.0
+    sizes = theory.StepSizes.of(graph, big_l, beta)
+    given = _number("lr", lr, some)
+    rate = sizes.upper if given is None else given
+    constants = theory.Constants.of(rate, big_l, beta) if beta else None
+    if picture:
+        # With several threads, small matrices take many times as long where others work too.
+        with console.status("checking lemmas and rate on quadratics"), threads(1):
+            theory.picture(picture)
+    if json_:
+        ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}
+        found = {"root_rho": theory.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
+        print(json.dumps(found | {"constants": constants and constants._asdict()}))
+        return
+    shown = Table(
+        title=f"Theorem 1 for {graph.name} of {graph.agents}, L = {big_l:g}, β = {beta:g}",
+        title_justify="left",
+        show_header=False,
+        box=box.SIMPLE,
+    )
+    shown.add_row("√ρ", f"{theory.root_rho(graph):.6g}")
+    shown.add_row("η must be above", f"{sizes.lower:.6g}   (1-β)²/(βL)")
+    shown.add_row("and at most", f"{sizes.upper:.6g}   at any graph at most {sizes.cap:.6g}")
+    shown.add_row("step sizes", theory.WHY_EMPTY)
+    if constants:
+        for name, value in zip(constants._fields, constants, strict=True):
+            shown.add_row(f"{name.upper()} at η = {rate:.4g}", f"{value:.6g}")
+        negative = "negative: the bound is divided by it and says nothing"
+        small = "positive, but η is above the upper end: the proof does not hold"
+        shown.add_row("C1 is", negative if constants.c1 <= 0 else small)
+    screen.print(shown)
+    if picture:
+        screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""What peers must agree on before the first step, and who takes which agents.
+
+Every process says what it was started with and what it has loaded. All compare, and all come to
+the same verdict: either they go on, or every host says who differs from whom in what.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from parley.cluster.noticeboard import Peers, here, listed
+from parley.compute.task import Task
+from parley.errors import BadValue, ParleyError
+from parley.experiment import HOW, Experiment
+from parley.training.run import Problem
+from parley.version import __version__
+
+
+def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, Any]:
+    """All that must be the same everywhere, each under the name that an error gives it."""
+    chosen = experiment.model_dump(mode="json")
+    algorithm = chosen.pop("algorithm")
+    together = {"on_failure", "patience"}
+    said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
+    inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
+    parameters = zip(task.names, task.shapes, strict=True)
+    return {
+        "version": __version__,
+        **said,
+        **{f"algorithm.{name}": value for name, value in algorithm.items()},
+        "label names": list(problem.class_names),
+        "input shape": list(inputs.shape[1:]),
+        "input type": str(inputs.dtype).removeprefix("torch."),
+        "parameters": {name: list(shape) for name, shape in parameters},
+        "frozen parameters": _frozen(task),
+        "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
+        "graph": _graph(problem),
+    }
+
+
+def agree(peers: Peers, agents: Sequence[int], said: Mapping[str, Any]) -> None:
+    """Refuses to go on where some process claims something else than the first."""
+    mine = {"host": here(), "agents": list(agents), "said": dict(said)}
+    everyone = peers.share("claims", mine)
+    first = everyone[0]
+    if changed := [key for key in said if _differs(everyone[peers.rank], mine, key)]:
+        # It said otherwise at the start, and only then could the others object.
+        what = _difference(everyone[peers.rank], mine, peers.rank, changed[0])
+        raise BadValue("host", here(), "what this host began with", what.replace(" but ", ", was "))
+    for rank, other in enumerate(everyone[1:], start=1):
+        differing = [
+            key for key in {**first["said"], **other["said"]} if _differs(first, other, key)
+        ]
+        if differing:
+            what = "; ".join(_difference(first, other, rank, key) for key in differing[:3])
+            more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+            raise ParleyError(f"hosts do not agree: {what}{more}")
+
+
+def _differs(first: Any, other: Any, key: str) -> bool:
+    return bool(first["said"].get(key) != other["said"].get(key))
+
+
+def _difference(first: Any, other: Any, rank: int, key: str) -> str:
+    mine, theirs = first["said"].get(key), other["said"].get(key)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        name = next(n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n))
+        key, mine, theirs = f"{key} {name}", mine.get(name), theirs.get(name)
+    return (
+        f"{key} is {_brief(theirs)} at worker {rank} ({other['host']}, {listed(other['agents'])}) "
+        f"but {_brief(mine)} at worker 0 ({first['host']}, {listed(first['agents'])})"
+    )
+
+
+def _brief(value: Any) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _frozen(task: Task) -> str:
+    """A checksum of what is the same everywhere and never travels."""
+    total = 0
+    state = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
+    for name, value in sorted(state.items()):
+        if name not in task.names:
+            array = value.detach().cpu().to(torch.float64).numpy()
+            total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
+    return f"checksum {total}" if total else "none"
+
+
+def _graph(problem: Problem) -> str:
+    topology = problem.topology
+    what = f"{topology.edges} {np.round(topology.edge_weights, 9).tolist()}"
+    return f"{len(topology.edges)} edges, checksum {zlib.crc32(what.encode())}"
+
+
+def seats(peers: Peers, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+    """The worker of every agent: those that were claimed where they were, the rest shared out.
+
+    >>> seats(Peers(), 3, None)
+    (0, 0, 0)
+    """
+    claimed = peers.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
+    worker_of: dict[int, int] = {}
+    for rank, said in enumerate(claimed):
+        for agent in said["agents"] or ():
+            if not 0 <= agent < agents:
+                raise BadValue("agents_here", agent, f"0 to {agents - 1}", _who(rank, said))
+            if agent in worker_of:
+                before = worker_of[agent]
+                raise ParleyError(
+                    f"agents_here: agent {agent} is hosted both by {_who(before, claimed[before])} "
+                    f"and by {_who(rank, said)}"
+                )
+            worker_of[agent] = rank
+    open_ = [rank for rank, said in enumerate(claimed) if said["agents"] is None]
+    rest = [agent for agent in range(agents) if agent not in worker_of]
+    if rest and not open_:
+        raise ParleyError(f"agents_here: nobody hosts {listed(rest)}")
+    if len(rest) < len(open_):
+        who = _who(open_[-1], claimed[open_[-1]])
+        raise BadValue("workers", peers.world, f"fewer: {who} is left without an agent")
+    for rank, block in zip(open_, np.array_split(rest, len(open_)) if open_ else [], strict=True):
+        worker_of |= {int(agent): rank for agent in block}
+    for rank, said in enumerate(claimed):
+        if said["agents"] == []:
+            raise BadValue("agents_here", "", "at least one agent", _who(rank, said))
+    return tuple(worker_of[agent] for agent in range(agents))
+
+
+def _who(rank: int, said: Mapping[str, Any]) -> str:
+    return f"worker {rank} ({said['host']})"

@@ -1,0 +1,1 @@
+"""Gradients of many (model, batch) pairs at once."""

@@ -1,0 +1,126 @@
+"""The table of engines, and which of them is fastest for a model on this machine."""
+
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import nn
+
+from parley.compute import compiled as fused
+from parley.compute import dense as stacked
+from parley.compute import kernels
+from parley.compute.compiled import FusedEngine
+from parley.compute.dense import StackedEngine
+from parley.compute.engine import Engine, LoopEngine, VmapEngine
+from parley.compute.task import Task
+from parley.data import Batch, cache_folder
+from parley.errors import unknown_name
+from parley.files import write_atomically
+
+
+def _no_kernels(task: Task) -> str:
+    return fused.supports(task) or kernels.reason()
+
+
+def _no_vmap(task: Task) -> str:
+    if task.random or getattr(task.model, "loop_only", False):
+        return "the model draws random numbers or cannot be batched"
+    if any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules()):
+        return "batched convolutions become grouped ones, which are slow"
+    return ""
+
+
+ENGINES: dict[str, tuple[type[Engine], Callable[[Task], str]]] = {
+    "fused": (FusedEngine, _no_kernels),
+    "stacked": (StackedEngine, stacked.unsupported),
+    "vmap": (VmapEngine, _no_vmap),
+    "loop": (LoopEngine, lambda task: ""),
+}
+"""Each engine, and why it is not to be tried for a task (nothing: it may be)."""
+
+
+def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
+    """The engine of that name; ``auto`` is settled by `fastest`."""
+    if name not in ENGINES:
+        raise unknown_name("engine", name, [*ENGINES, "auto"])
+    if name == "fused":
+        return FusedEngine(task, seed, threads)
+    return ENGINES[name][0](task, seed)  # these use torch's threads
+
+
+def candidates(task: Task) -> list[str]:
+    """Engines worth a try for a task, the likely fastest first.
+
+    >>> candidates(Task(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh())))
+    ['stacked', 'loop']
+    """
+    fit = [name for name, (_, reason) in ENGINES.items() if not reason(task)]
+    # vmap does for any model what the first two do for those they know, and slower.
+    return [name for name in fit if name != "vmap" or fit[0] == "vmap"]
+
+
+def fastest(task: Task, batch: Batch) -> str:
+    """The name of the fastest engine for a task on batches like this one.
+
+    Found by a short trial of each candidate; remembered for this model and machine.
+    """
+    names = candidates(task)
+    if len(names) == 1:
+        return names[0]
+    if names[0] == "vmap":
+        # A model of which nothing is known but its name, so that nothing can be remembered; and a
+        # trial of its speed could end otherwise the next time, and change the last digits of a run.
+        return "vmap" if _trial("vmap", task, batch) < float("inf") else "loop"
+    memory = cache_folder() / "engines.json"
+    parts = (repr(task.model), task.sizes, batch.inputs.shape[1:], task.dtype, names)
+    about = (*map(str, parts), torch.__version__, kernels.processor(), batch.inputs.device.type)
+    key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:20]
+    known = _remembered(memory.read_text(encoding="utf-8") if memory.is_file() else "")
+    if known.get(key) not in names:
+        seconds = {name: _trial(name, task, batch) for name in names}
+        known[key] = min(names, key=lambda name: seconds[name])
+        with suppress(OSError):  # a cache that cannot be written costs a trial each time, no more
+            write_atomically(memory, json.dumps(known, indent=1))
+    return known[key]
+
+
+def _remembered(text: str) -> dict[str, str]:
+    try:
+        known = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+TRIALS, TRIAL_SECONDS = 3, 0.05
+
+
+def _trial(name: str, task: Task, batch: Batch) -> float:
+    """Seconds for one pair among as many as there are agents; infinite where it cannot be done."""
+    best = float("inf")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # vmap warns where it falls back to a slow loop
+            engine = build(name, task)
+            _seconds(engine, batch, 1)  # the first call has set-up to do
+            # Small models are what engines differ in by their number; large ones take their time.
+            pairs = int(TRIAL_SECONDS / _seconds(engine, batch, 1))
+            pairs = min(max(pairs, 1), len(batch.sizes))
+            for _ in range(TRIALS):
+                best = min(best, _seconds(engine, batch, pairs) / pairs)
+    except Exception:  # whatever a model does that an engine cannot
+        if name == "loop":
+            raise  # then the model itself does not work
+    return best
+
+
+def _seconds(engine: Engine, batch: Batch, pairs: int) -> float:
+    rows = range(pairs)
+    x_PD = engine.task.start().expand(pairs, -1).clone()
+    started = time.perf_counter()
+    engine.gradients(x_PD, batch, rows, rows)
+    return time.perf_counter() - started

@@ -1,0 +1,160 @@
+"""Many (model, batch) gradients at once.
+
+Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samples of a batch.
+
+`LoopEngine` is the obvious way and what the others are tested against; `VmapEngine` computes all
+pairs as one batched operation. Faster ones for models of known layers are in modules of their own:
+`stacked` for dense layers, `fused` for convolutions. `engines` has the table.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parley.compute.task import Task
+from parley.data import Batch
+from parley.errors import BadValue
+
+
+class Score(NamedTuple):
+    """How a model does on a set of samples."""
+
+    loss: float
+    accuracy: float
+
+
+class Pairs(NamedTuple):
+    """Models and the batches they meet, all of agents hosted here."""
+
+    models: Tensor
+    """Row of each pair's model, int64[P]."""
+    rows: Tensor
+    """Row of each pair's batch, int64[P], on the CPU."""
+    owners: Tensor
+    """Agent whose model it is, int64[P], on the CPU."""
+
+
+class Share(NamedTuple):
+    """To what the gradient of each pair is added."""
+
+    target_P: Tensor
+    """A row of the sum, int64[P]."""
+    weight_P: Tensor
+
+
+ACCUMULATED_BYTES = 1 << 22
+"""Gradients that are held at once while they are added up."""
+
+
+class Engine(ABC):
+    """Gradients of many models, each on some hosted agent's batch; and what a model answers."""
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        self.task = task
+        self.seed = seed
+        self.samples = 0
+        """Samples times gradients computed so far."""
+
+    def gradients(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of model p on the batch in row ``rows[p]``.
+
+        ``owners[p]`` is the agent whose model it is; with the batch's own agent and step it keys
+        the randomness of dropout, so that a result does not depend on where it is computed.
+        """
+        self.samples += sum(map(batch.sizes.__getitem__, rows))
+        return self._gradients(x_PD, batch, rows, owners)
+
+    def accumulate(
+        self, x_AD: Tensor, batch: Batch, pairs: "Pairs", shares: Sequence["Share"], sum_AD: Tensor
+    ) -> None:
+        """Adds up the gradients of pairs without keeping them.
+
+        For each share, its weight for pair p times the gradient of p is added to the row of
+        `sum_AD` that it names. Few pairs are handled at once, at most one for each agent, so that
+        what is held beside the sum is bounded however many edges there are.
+        """
+        few = ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size())
+        few = max(1, min(few, len(x_AD)))
+        for start in range(0, len(pairs.models), few):
+            some = slice(start, start + few)
+            x_PD = x_AD.index_select(0, pairs.models[some])
+            rows, owners = pairs.rows[some].tolist(), pairs.owners[some].tolist()
+            g_PD = self.gradients(x_PD, batch, rows, owners)[1]
+            for target_P, weight_P in shares:
+                sum_AD.index_add_(0, target_P[some], weight_P[some, None] * g_PD)
+
+    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
+        """What the model with parameters `x_D` answers to held-out inputs."""
+        return self.task.predict(x_D, inputs)
+
+    def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
+        """Mean loss and accuracy over held-out samples, `chunk` at a time."""
+        loss, right = 0.0, 0
+        for part, answers in zip(inputs.split(chunk), targets.split(chunk), strict=True):
+            outputs = self.predict(x_D, part)
+            loss += float(self.task.per_sample(outputs, answers).sum())
+            right += int((outputs.argmax(1) == answers).sum())
+        return Score(loss / len(targets), right / len(targets))
+
+    @abstractmethod
+    def _gradients(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class LoopEngine(Engine):
+    """One pair after the other."""
+
+    def _gradients(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        with torch.random.fork_rng(devices=[], enabled=self.task.random):
+            return self._one_by_one(x_PD, batch, rows, owners)
+
+    def _dropout_seed(self, batch: Batch, row: int, owner: int) -> int:
+        key = [self.seed, 3, batch.agents[row], owner, batch.step]
+        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+    def _one_by_one(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        loss_P, g_PD = x_PD.new_empty(len(rows)), torch.empty_like(x_PD)
+        for p, (row, owner) in enumerate(zip(rows, owners, strict=True)):
+            n = batch.sizes[row]
+            if self.task.random:
+                torch.manual_seed(self._dropout_seed(batch, row, owner))
+            x_D = x_PD[p].detach().requires_grad_()
+            loss = self.task.losses(x_D, batch.inputs[row, :n], batch.targets[row, :n]).mean()
+            (g_PD[p],) = torch.autograd.grad(loss, x_D)
+            loss_P[p] = loss.detach()
+        return loss_P, g_PD
+
+
+class VmapEngine(Engine):
+    """All pairs as one batched operation."""
+
+    def __init__(self, task: Task, seed: int = 0) -> None:
+        super().__init__(task, seed)
+        if task.random:
+            raise BadValue("engine", "vmap", "loop", "the model has dropout")
+
+        def loss(x_D: Tensor, inputs: Tensor, targets: Tensor, weights_B: Tensor) -> Tensor:
+            return (task.losses(x_D, inputs, targets) * weights_B).sum()
+
+        self._batched = torch.func.vmap(torch.func.grad_and_value(loss))
+
+    def _gradients(
+        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        inputs, targets, weights = batch.inputs, batch.targets, batch.weights
+        if list(rows) != list(range(len(inputs))):
+            index = torch.as_tensor(rows, device=x_PD.device)
+            inputs, targets, weights = inputs[index], targets[index], weights[index]
+        g_PD, loss_P = self._batched(x_PD, inputs, targets, weights)
+        return loss_P, g_PD

@@ -1,0 +1,136 @@
+"""Agents' own data: a folder, a dataset of the Hugging Face hub, or a user's Python function.
+
+Only the process that hosts an agent opens its data, and none of them ever leave it.
+"""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from parley.data import sources as data
+from parley.data.sources import Samples
+from parley.errors import BadValue, ParleyError
+
+VALID = "a folder, a hub id owner/name, or module:function"
+
+
+class Own(NamedTuple):
+    """What some agents hold, in the order in which they were asked for."""
+
+    samples: list[Samples]
+    """Their training data."""
+    test: Samples
+    """Their test data, put together; perhaps none."""
+    class_names: tuple[str, ...]
+
+
+class _One(NamedTuple):
+    train: Samples
+    test: Samples | None
+    class_names: tuple[str, ...]
+
+
+def load(
+    places: Mapping[int, str | Path],
+    agents: Iterable[int] | None = None,
+    class_names: Iterable[str] | None = None,
+    like: str = "",
+    root: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+) -> Own:
+    """Opens the data of these agents (all for whom there is a place) and of no others.
+
+    Classes are matched by name to `class_names`, or to the option `labels`, so an agent need not
+    have all of them. Without either, all agents must have the same classes.
+    """
+    agents = list(places if agents is None else agents)
+    for agent in agents:
+        if agent not in places:
+            because = f"agent {agent} lives here, and nobody has said where its data lie"
+            raise BadValue("data_here", None, f"{agent}=PLACE with {VALID}", because)
+    loaded = [_open(agent, places[agent], like, root, options, tokenizer) for agent in agents]
+    given = data.Options.of(options or {}).labels
+    names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
+    fixed = bool(names)
+    names = names or loaded[0].class_names
+    for agent, one in zip(agents, loaded, strict=True):
+        strange = [c for c in one.class_names if c not in names]
+        if strange or (not fixed and one.class_names != names):
+            found = ", ".join(strange or one.class_names)
+            valid = f"the classes {', '.join(names)}, or data_options.labels with all of them"
+            because = f"agent {agent} has the classes {found}"
+            raise BadValue("data", str(places[agent]), valid, because)
+    matched = []
+    for one in loaded:
+        number = torch.tensor([names.index(c) for c in one.class_names])
+        matched.append([_renumbered(part, number) for part in (one.train, one.test)])
+    samples = data.from_user([train for train, _ in matched], agents)
+    # Where classes are given there is a common test set too, perhaps of another size.
+    tests = [t for _, t in matched if t is not None and len(t) and class_names is None]
+    if tests:
+        # The same kind of inputs as those that the models are trained on.
+        tests = data.from_user([samples[0], *tests])[1:]
+    empty = Samples(samples[0].inputs[:0], samples[0].targets[:0])
+    return Own(samples, data.joined([empty, *tests]), names)
+
+
+def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
+    return samples and Samples(samples.inputs, number[samples.targets])
+
+
+def _open(
+    agent: int,
+    place: str | Path,
+    like: str,
+    root: str | Path | None,
+    options: Mapping[str, Any] | None,
+    tokenizer: str | None,
+) -> _One:
+    folder = Path(place).expanduser().is_dir()
+    if not folder and re.fullmatch(r"[\w.]+:\w+", str(place)):
+        return _call(agent, str(place))
+    try:
+        found = data.load_own(place, like, root, options, tokenizer)
+    except ParleyError as error:
+        if folder or re.fullmatch(r"[\w-]+/[\w.-]+", str(place)):
+            raise
+        because = f"agent {agent}'s data cannot be found"
+        raise BadValue("data", str(place), VALID, because) from error
+    return _One(found.train, found.test, found.class_names)
+
+
+def _call(agent: int, place: str) -> _One:
+    """A user's function gets the agent's number and returns its dataset, of any kind that
+    `parley.train` takes, or a table of ``train``, ``test`` and ``labels``."""
+    module, _, name = place.partition(":")
+
+    def wrong(because: str, valid: str = "module:function, importable from here") -> BadValue:
+        return BadValue("data", place, valid, f"agent {agent}: {because}")
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder that the command was given in, as python -m has it
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise wrong(str(error)) from error
+    try:
+        made = function(agent)
+    except Exception as error:  # whatever the user's code may raise
+        raise wrong(f"{type(error).__name__}: {error}", "a function that succeeds") from error
+    parts = made if isinstance(made, dict) else {"train": made}
+    if "train" not in parts or set(parts) - {"train", "test", "labels"}:
+        found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"
+        raise wrong(found, "a dataset, or a dict of train, test and labels")
+    [train] = data.from_user([parts["train"]], [agent])
+    test = data.from_user([parts["test"]], [agent])[0] if parts.get("test") is not None else None
+    most = max(int(part.targets.max()) for part in (train, test) if part is not None)
+    names = tuple(map(str, parts.get("labels") or range(most + 1)))
+    if most >= len(names):
+        raise wrong(f"it has a class {most} but {len(names)} labels", "a label for every class")
+    return _One(train, test, names)

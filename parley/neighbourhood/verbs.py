@@ -1,0 +1,483 @@
+"""The verbs that algorithms are written in.
+
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+
+An algorithm speaks of agents and their neighbours; where those live is the transport's business.
+Values on edges are a `Flow`: they are made and consumed one round of edges at a time (at most
+about one edge for every agent), so that a whole edge matrix of |E| × D is never held unless an
+algorithm asks for it.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from parley.compute.engine import Engine, Pairs, Share
+from parley.data import Batch
+from parley.graphs import Topology
+from parley.wire.codec import Codec, Dense, hashed
+from parley.wire.transport import UNDER_WAY, Kind, Transfer, Transport
+
+DENSE_MIXING = 1 / 16
+"""Least share of entries of W that are not zero for W to be kept as a dense matrix; with fewer its
+zeros cost more than they save."""
+
+
+class Flow:
+    """Values on the hosted agents' incoming edges, as encoded messages, round by round."""
+
+    def __init__(
+        self,
+        codec: Codec,
+        dtype: torch.dtype,
+        make: Callable[[], Iterator[Tensor]],
+        source_AD: Tensor | None = None,
+        of_others: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        self.codec = codec
+        self.dtype = dtype
+        self._make = make
+        self.source_AD = source_AD
+        """What the hosted senders' messages mean to their receivers, row by row."""
+        self.of_others = of_others
+        """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
+        self.batch: Batch | None = None
+        """For cross-gradients of such values: the batch they are taken on."""
+
+    def messages(self) -> Iterator[Tensor]:
+        """The messages of each round's edges, ``uint8[edges, bytes]``."""
+        return self._make()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The values of each round's edges, ``[edges, D]``."""
+        return (self.decode(wire_EB) for wire_EB in self._make())
+
+    def decode(self, wire_EB: Tensor) -> Tensor:
+        """Messages of this flow as values."""
+        return self.codec.decode(wire_EB, self.dtype)
+
+
+class Neighbourhood:
+    """Agents hosted here, their edges and the weights on them."""
+
+    def __init__(self, transport: Transport, engine: Engine) -> None:
+        self.transport = transport
+        self.engine = engine
+        self.task = engine.task
+        self.placement = transport.placement
+        self.agents = self.placement.hosted
+        self.sizes = self.task.sizes
+        """Entries of each parameter tensor in the flat vector."""
+        self.loss_A: Tensor | None = None
+        """Loss of the hosted agents' own models when `gradient` was last asked for."""
+        self.apart = False
+        """Whether the models that an algorithm starts from are unequal, as after a host has gone.
+        Then what an algorithm must know of the neighbours' has to be sent."""
+        self._dense = Dense(self.task.size)
+
+        topology, row = transport.topology, self.placement.row
+        here, number = list(self.placement.agents), self.placement.number
+        edges, weights = topology.edges, topology.edge_weights
+        device, dtype = self.task.start().device, self.task.dtype
+
+        def index(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64, device=device)
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        self._phases = [_Phase(self, phase) for phase in topology.phases]
+        self._rounds = range(len(topology.rounds))
+        self._self_weight_A = column([topology.self_weights[i] for i in here])
+        # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
+        # Values are averaged with a row of W, replies with a column of it.
+        self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
+        # Gradients are shared out by their data's owner, in parts that add up to 1 whatever W is.
+        total = np.ones(topology.agents)
+        if not topology.row_stochastic:
+            total = np.asarray(topology.mixing.sum(axis=1)).ravel()
+        self.weight_sum_A = column([total[i] for i in here])
+        """What each agent's weights sum to: 1 unless W is only column-stochastic, [A, 1]."""
+        shares = [weights[e] / total[i] for e, (_, i) in enumerate(edges)]
+        self._self_share_A = column([topology.self_weights[i] / total[i] for i in here])
+        self._share_in = [column([shares[e] for e in r]) for r in transport.incoming_of]
+        self._share_out = [column([shares[e] for e in r]) for r in transport.outgoing_of]
+        self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
+        self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
+        self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
+        self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
+        self.incoming = sum(len(r) for r in transport.incoming_of)
+        """Size of axis I. Edges stand in the order of the rounds."""
+        self.outgoing = sum(len(r) for r in transport.outgoing_of)
+        """Size of axis O. Edges stand in the order of the rounds."""
+        self.receiver_I = torch.cat([index([]), *self._receiver])
+        """Row on axis A of the agent at which each incoming edge ends."""
+        self.sender_O = torch.cat([index([]), *self._sender])
+        """Row on axis A of the agent at which each outgoing edge starts."""
+
+        # Among the agents here an average of what they send is a product with their part of W.
+        mixing = topology.mixing if len(here) == topology.agents else topology.mixing[here][:, here]
+        dense = mixing.nnz >= DENSE_MIXING * len(here) ** 2
+        self._mixing = (_dense(mixing.toarray()) if dense else _sparse(mixing)).to(device, dtype)
+        # And an edge is a pair of a model and a batch.
+        inside = [edges[e] for r in transport.inside for e in r]
+        self._pairs = Pairs(
+            index([row[j] for j, _ in inside]),
+            torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
+            torch.tensor([number(j) for j, _ in inside], dtype=torch.int64),
+        )
+        self._shares: dict[float, tuple[Share, ...]] = {}
+        self._pair_receiver = self._pairs.rows.to(device)
+        self._pair_share = column([shares[e] for r in transport.inside for e in r])[:, 0]
+        came, went = transport.from_others, transport.to_others
+        self._others = [
+            _Others(
+                rows=[row[edges[e][1]] for e in come],
+                owners=[number(edges[e][0]) for e in come],
+                receiver=index([row[edges[e][1]] for e in come]),
+                weight=column([weights[e] for e in come]),
+                share=column([shares[e] for e in come]),
+                sender=index([row[edges[e][0]] for e in go]),
+                share_out=column([shares[e] for e in go]),
+            )
+            for come, go in zip(came, went, strict=True)
+        ]
+
+    def at(self, step: int) -> "Neighbourhood":
+        """The neighbourhood of a step: another one in each where the graph changes."""
+        hood = self._phases[step % len(self._phases)] if self._phases else self
+        hood.transport.step = step
+        return hood
+
+    @property
+    def seed(self) -> int:
+        """Everything random follows from it, and from agents and steps."""
+        return self.engine.seed
+
+    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Tensor:
+        """Each agent's gradient on its own batch, g^ii; zero for agents that are not active."""
+        if active_A is None or self.loss_A is None:  # everyone has a loss from the first step on
+            rows = range(len(self.agents))
+            self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
+            return g_AD if active_A is None else g_AD * active_A[:, None]
+        g_AD, self.loss_A = torch.zeros_like(x_AD), self.loss_A.clone()
+        if len(some := active_A.nonzero().flatten().tolist()):
+            owners = [self.agents[row] for row in some]
+            self.loss_A[some], g_AD[some] = self.engine.gradients(x_AD[some], batch, some, owners)
+        return g_AD
+
+    def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
+        """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
+        return self.publish(x_AD, codec, kind)[1]
+
+    def publish(
+        self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models", stream: int = 0
+    ) -> tuple[Tensor, Flow]:
+        """As `exchange`, with what the receivers make of each agent's message before it."""
+        codec = codec or (self._dense if x_AD.shape[1] == self.task.size else Dense(x_AD.shape[1]))
+        codec = self.keyed(codec, stream)
+        wire_AB = codec.encode(x_AD)
+        arrivals = self.transport.forward(wire_AB, kind, codec)
+        seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
+
+        def of_others(r: int) -> Tensor:
+            return codec.decode(arrivals.of_others(self.transport.from_others[r]), x_AD.dtype)
+
+        def make() -> Iterator[Tensor]:
+            return map(arrivals.of, self.transport.incoming_of)
+
+        return seen_AD, Flow(codec, x_AD.dtype, make, seen_AD, of_others)
+
+    def keyed(self, codec: Codec, stream: int = 0) -> Codec:
+        """The codec with this step's random choices of the hosted agents, if it makes any.
+
+        What is encoded with it, and what `exchange` sends with it, are the same messages. A step
+        that sends several random messages gives each a `stream` of its own.
+        """
+        if not codec.draws or codec.key_E is not None:
+            return codec
+        own = torch.tensor(self.agents)
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, stream, own, own))
+
+    def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
+        """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
+
+        def make() -> Iterator[Tensor]:
+            for r, x_ED in zip(self._rounds, x_I, strict=True):
+                rows, owners = self._rows[r], self._owners[r]
+                yield self._dense.encode(self.engine.gradients(x_ED, batch, rows, owners)[1])
+
+        flow = Flow(self._dense, x_I.dtype, make, x_I.source_AD, x_I.of_others)
+        flow.batch = batch
+        return flow
+
+    def stored(self, values_ID: Tensor) -> Flow:
+        """Values that have been kept, as a flow again."""
+        return Flow(
+            self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
+        )
+
+    def divided(self, n_I: Flow, by_I1: Tensor) -> Flow:
+        """The values of a flow, each edge's divided by a number of its own."""
+
+        def make() -> Iterator[Tensor]:
+            for n_ED, by_E1 in zip(n_I, self._split(by_I1), strict=True):
+                yield self._dense.encode(n_ED / by_E1)
+
+        return Flow(self._dense, n_I.dtype, make)
+
+    def compress(self, g_I: Flow, e_ID: Tensor, codec: Codec) -> Flow:
+        """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
+
+        def make() -> Iterator[Tensor]:
+            for r, e_ED, g_ED in zip(self._rounds, self._kept(e_ID), g_I, strict=True):
+                codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
+                wire_EB = codec_E.take(e_ED.add_(g_ED))
+                self._keep(e_ID, r, e_ED)
+                yield wire_EB
+
+        return Flow(codec, g_I.dtype, make)
+
+    def average(self, x_AD: Tensor, x_I: Flow) -> Tensor:
+        """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
+        if x_I.source_AD is x_AD and x_I.of_others:
+            mean_AD = self._mixing @ x_AD
+            for r, others in enumerate(self._others):
+                if others.rows:
+                    mean_AD.index_add_(0, others.receiver, others.weight * x_I.of_others(r))
+            return mean_AD
+        mean_AD = self._self_weight_A * x_AD
+        for r, x_ED in zip(self._rounds, x_I, strict=True):
+            mean_AD.index_add_(0, self._receiver[r], self._weight_in[r] * x_ED)
+        return mean_AD
+
+    def average_replies(self, g_AD: Tensor, g_I: Flow) -> Tensor:
+        """The weighted mean of the own value and the replies, Σ_j w_ij g^ij."""
+        return self.cluster(g_AD, g_I, alpha=1.0)
+
+    def cluster(self, g_AD: Tensor, g_I: Flow, alpha: float) -> Tensor:
+        """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
+
+        The values are added up as they come and stored nowhere. A round's replies travel while the
+        next are computed. At α = 0 nothing is sent. Where the rows of W do not sum to 1 they are
+        scaled so that they do.
+        """
+        mean_AD = self._self_share_A * g_AD
+        if g_I.batch is not None and g_I.source_AD is not None:
+            self._accumulate(g_I, alpha, mean_AD)
+            return mean_AD
+        under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
+
+        def add_replies() -> None:
+            r, arrived = under_way.popleft()
+            r_ED = g_I.decode(arrived())
+            mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
+
+        for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
+            if alpha < 1:
+                g_ED = g_I.decode(wire_EB)
+                mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._share_in[r] * g_ED)
+            if len(under_way) == UNDER_WAY:
+                add_replies()
+            if alpha > 0:
+                replies = self.transport.backward(wire_EB, r, "cross_gradients", g_I.codec)
+                under_way.append((r, replies))
+        while under_way:
+            add_replies()
+        return mean_AD
+
+    def _accumulate(self, g_I: Flow, alpha: float, mean_AD: Tensor) -> None:
+        """What `cluster` does with cross-gradients that nobody else wants to see.
+
+        Those of other workers' agents go back one round after the other; a round's replies travel
+        while the next is computed, the last ones while the edges inside this worker are. There
+        no message is written out: a gradient is added to the means of both its ends at once.
+        """
+        x_AD, batch, of_others = g_I.source_AD, g_I.batch, g_I.of_others
+        assert x_AD is not None and batch is not None and of_others is not None
+        length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
+
+        under_way: deque[tuple[Transfer | None, _Others]] = deque()
+
+        def add_replies() -> None:
+            transfer, others = under_way.popleft()
+            if transfer is not None:
+                r_ED = dense.decode(transfer.wait().to(x_AD.device), x_AD.dtype)
+                mean_AD.index_add_(0, others.sender, alpha * others.share_out * r_ED)
+
+        for r, others in enumerate(self._others):
+            g_ED = x_AD[:0]
+            if others.rows:
+                g_ED = self.engine.gradients(of_others(r), batch, others.rows, others.owners)[1]
+            if alpha < 1 and others.rows:
+                mean_AD.index_add_(0, others.receiver, (1 - alpha) * others.share * g_ED)
+            if alpha > 0:
+                self.transport.count_replies(r, "cross_gradients", length)
+                wire_EB = dense.encode(g_ED)
+                if len(under_way) == UNDER_WAY:
+                    add_replies()
+                now = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
+                under_way.append((now, others))
+        self.engine.accumulate(x_AD, batch, self._pairs, self._pair_shares(alpha), mean_AD)
+        while under_way:
+            add_replies()
+
+    def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
+        """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
+        the agent whose model it is of. Worked out once, so that an engine can prepare for it."""
+        if alpha not in self._shares:
+            receiver = Share(self._pair_receiver, (1 - alpha) * self._pair_share)
+            sender = Share(self._pairs.models, alpha * self._pair_share)
+            self._shares[alpha] = (receiver,) * (alpha < 1) + (sender,) * (alpha > 0)
+        return self._shares[alpha]
+
+    def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
+        """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
+        under_way = [
+            self.transport.backward(wire_EB, r, kind, g_I.codec)
+            for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True)
+        ]
+        replies = [g_I.decode(arrived()) for arrived in under_way]
+        return torch.cat(replies) if replies else self.task.start()[None][:0]
+
+    def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
+        """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
+        return self.gossip(x_AD, self.exchange(x_AD, kind=kind), gamma)
+
+    def gossip(self, x_AD: Tensor, x_I: Flow, gamma: float = 1.0) -> Tensor:
+        """The same with what the neighbours have sent already."""
+        mean_AD = self.average(x_AD, x_I)
+        return mean_AD if gamma == 1 else torch.lerp(x_AD, mean_AD, gamma, out=mean_AD)
+
+    def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
+        """The mean over all agents, for every agent.
+
+        Counted as what it costs with a server: everyone sends to agent 0, which answers everyone.
+        """
+        length = Dense(x_AD.shape[1]).message_bytes(x_AD.dtype)
+        self.transport.count_server(kind, length)
+        total_D = self.transport.sum(x_AD.sum(0)) / self.transport.topology.agents
+        return total_D.repeat(len(x_AD), 1)
+
+    def meet(self, x_AD: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        """Some neighbours, two by two, take the mean of both; no agent is in two pairs."""
+        topology, row = self.transport.topology, self.placement.row
+        chosen = {way for i, j in pairs for way in ((i, j), (j, i))}
+        ways = [e for e, edge in enumerate(topology.edges) if edge in chosen]
+        wire_EB = self.transport.along(ways, self._dense.encode(x_AD), "models", self._dense)
+        ends = [row[topology.edges[e][1]] for e in ways if topology.edges[e][1] in row]
+        met_AD = x_AD.clone()
+        met_AD[ends] = (x_AD[ends] + self._dense.decode(wire_EB, x_AD.dtype)) / 2
+        return met_AD
+
+    def accuracy(self, x_AD: Tensor, batch: Batch) -> Tensor:
+        """Each agent's accuracy on its own batch, [A, 1]."""
+        return self._accuracy(x_AD, batch, range(len(self.agents)))
+
+    def cross_accuracy(self, x_I: Flow, batch: Batch) -> Flow:
+        """The accuracy of each neighbour's model on the own batch, a number for every edge."""
+        rounds = zip(x_I, self._rows, strict=True)
+        found = [self._accuracy(x_ED, batch, rows) for x_ED, rows in rounds]
+        start = self.task.start()
+        return self.stored(torch.cat(found) if found else start.new_zeros(0, 1))
+
+    def _accuracy(self, x_PD: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        right_P1 = x_PD.new_zeros(len(rows), 1)
+        for p, row in enumerate(rows):
+            n = batch.sizes[row]
+            answers = self.engine.predict(x_PD[p], batch.inputs[row, :n]).argmax(1)
+            right_P1[p] = (answers == batch.targets[row, :n]).to(x_PD.dtype).mean()
+        return right_P1
+
+    @cached_property
+    def opposite_I(self) -> Tensor:
+        """For every incoming edge j -> i the place of i -> j on axis O."""
+        edges = self.transport.topology.edges
+        going = [edges[e] for r in self.transport.outgoing_of for e in r]
+        place = {edge: k for k, edge in enumerate(going)}
+        coming = [edges[e] for r in self.transport.incoming_of for e in r]
+        return torch.tensor([place[i, j] for j, i in coming], dtype=torch.int64)
+
+    def zeros_I(self) -> Tensor:
+        """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""
+        start = self.task.start()
+        return start.new_zeros(self.incoming, len(start))
+
+    def _keyed_to(self, owners: list[int], rows: list[int], codec: Codec) -> Codec:
+        """For replies: the choices are those of an edge."""
+        if not codec.draws:
+            return codec
+        ends = [torch.tensor(owners), torch.tensor([self.agents[row] for row in rows])]
+        return codec.keyed(hashed(self.engine.seed, self.transport.step, 0, *ends))
+
+    def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
+        return iter(values_ID.split([len(rows) for rows in self._rows]))
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        """What the state has for the edges of each round."""
+        return self._split(state_ID)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        """Puts back what `_kept` gave; here that was a view."""
+
+
+class _Others(NamedTuple):
+    """The edges of one round between agents here and those of other workers."""
+
+    rows: list[int]
+    """Of the incoming ones: the row of the receiver's batch,"""
+    owners: list[int]
+    """whose model comes,"""
+    receiver: Tensor
+    weight: Tensor
+    share: Tensor
+    sender: Tensor
+    """and of the outgoing ones: the row of the sender."""
+    share_out: Tensor
+
+
+class _Phase(Neighbourhood):
+    """One graph of a sequence. What is kept on edges is kept on those of all graphs together."""
+
+    def __init__(self, whole: Neighbourhood, topology: Topology) -> None:
+        super().__init__(whole.transport.on(topology), whole.engine)
+        self._whole = whole
+        every = whole.transport.topology.edges
+        place = {
+            every[e]: n for n, e in enumerate(chain.from_iterable(whole.transport.incoming_of))
+        }
+        edges, device = topology.edges, self.task.start().device
+        self._places = [
+            torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
+            for r in self.transport.incoming_of
+        ]
+
+    def zeros_I(self) -> Tensor:
+        """A zero vector for every incoming edge of all graphs."""
+        return self._whole.zeros_I()
+
+    def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
+        return (state_ID[places] for places in self._places)
+
+    def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
+        state_ID[self._places[r]] = state_ED
+
+
+def _dense(weights: np.ndarray) -> Tensor:
+    return torch.from_numpy(weights.copy())
+
+
+def _sparse(weights: scipy.sparse.csr_array) -> Tensor:
+    matrix = weights.copy()  # a topology's own is locked
+    starts, columns, values = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
+    with warnings.catch_warnings():  # torch calls its sparse matrices a beta feature
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.sparse_csr_tensor(starts, columns, values, size=matrix.shape)

@@ -1,1 +1,0 @@
-"""From run folders to something worth sending: records, charts, pictures, one page."""

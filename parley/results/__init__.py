@@ -1,0 +1,1 @@
+"""Reading runs, and showing them as tables, curves and pages."""

@@ -1,0 +1,251 @@
+"""The report as one HTML file that needs nothing else: no network, no server."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from parley.reproduce.cell import Cell, find_cell
+from parley.results.charts import Description, Section, sections
+from parley.results.read import Group, RecordedRun, field_of, sent_megabytes, value
+from parley.training.run import Record
+from parley.version import __version__
+
+# Nothing may be loaded from anywhere, whatever stands in the data.
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+
+
+def web_file(name: str) -> str:
+    """A built file of web/, as it lies in the package."""
+    return resources.files("parley").joinpath("web", name).read_text(encoding="utf-8")
+
+
+def page(groups: Sequence[Group], when: date | None = None) -> str:
+    """The whole report."""
+    made = sections(groups)
+    charts: list[Description] = []
+    title = heading(groups)
+    body = [
+        f"<header><div><h1>{escape(title)}</h1>"
+        f'<p class="faint">{escape(settings(groups))}</p></div>'
+        '<button id="theme" type="button" hidden>Dark</button></header>',
+        *_notes(groups),
+        _results(groups),
+        *(_section(section, charts) for section in made),
+        _origin(groups, when or date.today()),
+    ]
+    # A "<" in a name must not end the script.
+    data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")
+    return (
+        "<!doctype html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        f'<meta name="generator" content="parley {__version__}">\n'
+        f"<title>{escape(title)}</title>\n"
+        f"<style>{web_file('base.css')}{web_file('report.css')}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + '\n<noscript><p class="note">The charts need JavaScript.</p></noscript>\n</main>\n'
+        f'<script type="application/json" id="parley-data">{data}</script>\n'
+        f"<script>{web_file('charts.js')}</script>\n<script>{web_file('report.js')}</script>\n"
+        "</body>\n</html>\n"
+    )
+
+
+def heading(groups: Sequence[Group]) -> str:
+    """What the report is about, in a line."""
+    data = _shared(groups, "data")
+    what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
+    return f"{what} on {Path(str(data)).name}" if data else what
+
+
+SETTINGS = ("agents", "topology", "partition", "model", "epochs", "batch", "lr")
+
+
+def settings(groups: Sequence[Group]) -> str:
+    """What all runs have in common, in a line."""
+    said = []
+    for name in SETTINGS:
+        found = _shared(groups, name)
+        if found is None:
+            continue
+        forms = {"agents": f"{found} agents", "epochs": f"{found} epochs", "lr": f"η = {found}"}
+        forms |= {"batch": f"batch {found}", "partition": f"partition {found}"}
+        said.append(forms.get(name, str(found)))
+    seeds = sorted({len(group.runs) for group in groups})
+    if seeds != [1]:
+        said.append(f"{' or '.join(map(str, seeds))} seeds")
+    return ", ".join(said)
+
+
+def _shared(groups: Sequence[Group], name: str) -> Any:
+    """The value of an option, if all runs have the same."""
+    found = {json.dumps(run.options.get(name)) for group in groups for run in group.runs}
+    return json.loads(found.pop()) if len(found) == 1 else None
+
+
+def _notes(groups: Sequence[Group]) -> Iterable[str]:
+    for run in (run for group in groups for run in group.runs):
+        for note in run.notes:
+            yield f'<p class="note">{escape(f"{run.path}: {note}")}</p>'
+
+
+def _section(section: Section, charts: list[Description]) -> str:
+    parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>']
+    if section.missing:
+        return f'{parts[0]}<p class="faint">{escape(section.missing)}</p></section>'
+    if section.text:
+        parts.append(f'<p class="faint">{escape(section.text)}</p>')
+    if section.small and len(section.charts[0]["series"]) > 1:
+        longest = max(section.charts, key=lambda chart: len(chart["series"]))
+        charts.append({"kind": "legend", "series": longest["series"], "link": longest["link"]})
+        parts.append(f'<div data-chart="{len(charts) - 1}"></div>')
+    parts.append(f'<div class="charts{" small" * section.small}">')
+    for chart in section.charts:
+        charts.append(chart)
+        number = len(charts) - 1
+        numbers = ""
+        if chart["kind"] == "line" and not section.small:
+            numbers = (
+                f'<details class="numbers" data-numbers="{number}"><summary>Numbers</summary>'
+                "</details>"
+            )
+        parts.append(
+            f'<figure class="{chart["kind"]}"><figcaption>{escape(chart["title"])}</figcaption>'
+            f'<div data-chart="{number}"></div>{numbers}</figure>'
+        )
+    return "".join([*parts, "</div></section>"])
+
+
+COLUMNS: tuple[tuple[str, Callable[[Record], float | None], str, str], ...] = (
+    ("averaged model, %", field_of("accuracy_mean_model", 100), ".2f", ".2f"),
+    ("own models, %", field_of("accuracy_own", 100), ".2f", ".2f"),
+    ("worst agent, %", field_of("accuracy_own_min", 100), ".2f", ".2f"),
+    ("best agent, %", field_of("accuracy_own_max", 100), ".2f", ".2f"),
+    ("after gossip, %", field_of("accuracy_after_gossip", 100), ".2f", ".2f"),
+    ("test loss", field_of("loss"), ".3f", ".3f"),
+    ("distance", field_of("consensus_distance"), ".3g", ".1g"),
+    ("MB sent by each", sent_megabytes, ".4g", ""),
+    ("seconds", field_of("seconds"), ".1f", ""),
+)
+
+
+def _results(groups: Sequence[Group]) -> str:
+    """The table of the last records, with the paper's figures where there are any."""
+    cells = [find_cell(g.first.experiment) if g.first.experiment else None for g in groups]
+    headings = ["", "seeds", *(name for name, *_ in COLUMNS)]
+    if any(cells):
+        headings += ["paper, %", "ours − paper", ""]
+    rows = []
+    for group, cell in zip(groups, cells, strict=True):
+        row = [group.label, str(len(group.runs)), *(_figure(group, *c[1:]) for c in COLUMNS)]
+        if any(cells):
+            row += _beside(group, cell)
+        rows.append(row)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in headings)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    text = "At the last record of each run; mean ± standard deviation over seeds."
+    if any(cells):
+        text += (
+            " The paper's figures (three seeds) are accuracies after gossip; the difference is to "
+            "ours after gossip."
+        )
+    unfinished = sum(run.summary is None for group in groups for run in group.runs)
+    if unfinished:
+        text += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not complete."
+    return (
+        f'<section id="results"><h2>Results</h2><p class="faint">{escape(text)}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="Results"><table><thead><tr>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+def _figure(group: Group, take: Callable[[Record], float | None], form: str, of_std: str) -> str:
+    found = [v for run in group.runs if (v := take(run.last)) is not None]
+    if not found:
+        return "–"
+    shown = f"{statistics.fmean(found):{form}}"
+    if of_std and len(found) > 1:
+        shown += f" ± {statistics.stdev(found):{of_std}}"
+    return shown
+
+
+def _beside(group: Group, cell: Cell | None) -> list[str]:
+    if cell is None:
+        return ["", "", ""]
+    ours = [v for run in group.runs if (v := value(run.last, "accuracy_after_gossip")) is not None]
+    difference = f"{100 * statistics.fmean(ours) - cell.accuracy:+.2f}" if ours else "–"
+    return [f"{cell.accuracy:.2f} ± {cell.std:.2f}", difference, cell.remark]
+
+
+def _origin(groups: Sequence[Group], when: date) -> str:
+    """Commands, versions, machine and the full experiments."""
+    runs = [run for group in groups for run in group.runs]
+    parts = ['<section id="origin"><h2>How it was made</h2>']
+    commands = dict.fromkeys(
+        str(run.environment["command"]) for run in runs if run.environment.get("command")
+    )
+    if commands:
+        parts.append(f'<pre tabindex="0"><code>{escape(chr(10).join(commands))}</code></pre>')
+    else:
+        parts.append(
+            '<p class="faint">The command was not recorded: the runs were made by an older '
+            "version. Each folder's experiment.toml repeats its run.</p>"
+        )
+    machines: list[tuple[dict[str, Any], list[RecordedRun]]] = []
+    for run in runs:
+        about = {k: v for k, v in run.environment.items() if k != "command"}
+        same = next((members for facts, members in machines if facts == about), None)
+        if same is None:
+            machines.append((about, [run]))
+        else:
+            same.append(run)
+    for facts, members in machines:
+        if len(machines) > 1:
+            parts.append(f"<p>{escape(', '.join(str(run.path) for run in members))}</p>")
+        if not facts:
+            parts.append('<p class="faint">Versions and machine were not recorded.</p>')
+            continue
+        listed = "".join(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(str(v))}</dd></div>"
+            for name, v in facts.items()
+            if v is not None
+        )
+        parts.append(f'<dl class="facts">{listed}</dl>')
+    rows = "".join(
+        f'<tr><th scope="row">{escape(str(run.path))}</th><td>{run.seed}</td>'
+        f"<td>{escape(_status(run))}</td></tr>"
+        for run in runs
+    )
+    parts.append(
+        f"<details><summary>{len(runs)} run{'s' * (len(runs) > 1)}</summary>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="Runs"><table><thead><tr>'
+        '<th scope="col">folder</th><th scope="col">seed</th><th scope="col">status</th></tr>'
+        f"</thead><tbody>{rows}</tbody></table></div></details>"
+    )
+    for group in groups:
+        experiment = group.first.experiment
+        if experiment is not None:
+            parts.append(
+                f"<details><summary>{escape(group.label)}: experiment.toml</summary>"
+                f'<pre tabindex="0"><code>{escape(experiment.to_toml())}</code></pre></details>'
+            )
+    made = f"parley {__version__}, {when.isoformat()}"
+    parts.append(f'<p class="faint">Report made by {escape(made)}.</p></section>')
+    return "".join(parts)
+
+
+def _status(run: RecordedRun) -> str:
+    if run.summary is not None:
+        return "complete"
+    epochs = run.options.get("epochs", "?")
+    return f"epoch {run.last.get('epoch', 0)} of {epochs}"

@@ -1,0 +1,240 @@
+"""Saving and resuming a run's state: safetensors files, written atomically, checked on reading.
+
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+
+Each worker writes the rows of the agents it hosts into
+``checkpoint/epoch-000012/worker-0.safetensors`` with the numbers of those agents and edges beside
+them, so that another placement can read what it needs. The two newest epochs are kept.
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from parley.errors import ParleyError
+from parley.wire.transport import KINDS, Kind, Transport
+
+KEPT = 2
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint holds for the agents hosted here."""
+
+    state: Any
+    about: dict[str, Any]
+    sent: dict[Kind, Tensor]
+
+
+def folder(run: Path, epoch: int) -> Path:
+    """Where the checkpoint after that many epochs lies."""
+    return run / "checkpoint" / f"epoch-{epoch:06d}"
+
+
+def epochs_present(run: Path) -> list[int]:
+    """Epochs of which some worker has written its part, newest last."""
+    return [epoch for epoch, path in _folders(run) if _parts(path)]
+
+
+def newest(run: Path, transport: Transport) -> int:
+    """The newest epoch of which every worker finds all it needs; 0 if there is none.
+
+    A run that was stopped while it saved has an epoch that only some workers have written.
+    Workers on different hosts may see different files.
+    """
+    present = epochs_present(run)
+    limit = max(present, default=0)
+    while True:
+        usable = (e for e in reversed(present) if e <= limit and _complete(run, e, transport))
+        found = torch.full((len(transport.placement.agents),), next(usable, 0))
+        everyone = transport.gather(found)
+        limit = int(everyone.min())
+        if limit == int(everyone.max()):
+            return limit
+
+
+def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
+    """Writes this worker's part: whole or not at all."""
+    tensors = state._asdict() | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
+    arrays = {name: _array(name, value) for name, value in tensors.items()}
+    checks = {name: _check(array) for name, array in arrays.items()}
+    text = json.dumps({"about": about, "axes": _axes(transport), "checks": checks})
+    target = folder(run, epoch) / f"worker-{transport.placement.here}.safetensors"
+    temporary = target.with_suffix(".partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
+        temporary.replace(target)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
+
+
+def prune(run: Path, epoch: int) -> None:
+    """Removes all but the newest checkpoints; called once every worker has written that epoch's."""
+    # Every worker may do this at once, and a fast one may already be writing the next.
+    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-KEPT]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def drop_after(run: Path, epoch: int) -> None:
+    """Removes what is newer than the epoch that a run goes on from: unfinished, or overtaken."""
+    for _, path in [f for f in _folders(run) if f[0] > epoch]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
+    """The rows that belong to the agents hosted here, whichever worker wrote them.
+
+    `template` is a state of the right type and shapes, as `Algorithm.init` makes it.
+    """
+    axes = {axis: {tuple(k): r for r, k in enumerate(ks)} for axis, ks in _axes(transport).items()}
+    missing = {axis: set(keys) for axis, keys in axes.items()}
+    fields = {name: torch.empty_like(value) for name, value in template._asdict().items()}
+    sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
+    targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
+    seconds, samples = 0.0, 0.0
+    clock: dict[str, Any] = {}
+    for path in _parts(folder(run, epoch)):
+        header = _header(path)
+        rows: dict[str, tuple[list[int], list[int]]] = {}
+        for axis, keys in header["axes"].items():
+            there = [r for r, key in enumerate(keys) if tuple(key) in axes[axis]]
+            rows[axis] = [axes[axis][tuple(keys[r])] for r in there], there
+            missing[axis] -= {tuple(key) for key in keys}
+        if not any(here for here, _ in rows.values()):
+            continue
+        arrays = _arrays(path, header["checks"])
+        for name, target in targets.items():
+            here, there = rows[_axis(name)]
+            if name not in arrays or arrays[name].shape[1:] != target.shape[1:]:
+                raise ParleyError(f"checkpoint: {path} is of another model or algorithm ({name})")
+            target[here] = torch.from_numpy(arrays[name][there]).to(target)
+        # A worker's count of samples is shared out among its agents, who may live elsewhere now.
+        share = len(rows["A"][0]) / len(header["axes"]["A"])
+        seconds = max(seconds, header["about"]["seconds"])
+        clock = {k: v for k, v in header["about"].items() if k == "clock"}
+        samples += share * header["about"]["samples"]
+    for axis, keys in missing.items():
+        if keys:
+            what = f"agent {min(keys)[0]}" if axis == "A" else "edge {} -> {}".format(*min(keys))
+            raise ParleyError(
+                f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is of another graph, "
+                "or incomplete"
+            )
+    about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
+    return Loaded(type(template)(**fields), about, sent)
+
+
+def models(run: Path, agents: Sequence[int]) -> Loaded | None:
+    """The newest models that are whole for all of these agents, whatever the graph was.
+
+    The state is the models alone: what was kept on edges belongs to another graph.
+    """
+    for epoch in reversed(epochs_present(run)):
+        try:
+            if (found := _models(run, epoch, agents)) is not None:
+                return found
+        except ParleyError:
+            continue  # damaged: the one before it may do
+    return None
+
+
+def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
+    rows: dict[int, Tensor] = {}
+    sent: dict[Kind, dict[int, int]] = {kind: {} for kind in KINDS}
+    about: dict[str, Any] = {"epoch": epoch, "seconds": 0.0, "samples": 0}
+    for path in _parts(folder(run, epoch)):
+        header = _header(path)
+        there = {key[0]: row for row, key in enumerate(header["axes"]["A"]) if key[0] in agents}
+        if not there:
+            continue
+        arrays = _arrays(path, header["checks"])
+        rows |= {agent: torch.from_numpy(arrays["x_AD"][row]) for agent, row in there.items()}
+        for kind, counts in sent.items():
+            counts |= {agent: int(arrays[f"sent_{kind}_A"][row]) for agent, row in there.items()}
+        about["seconds"] = max(about["seconds"], header["about"]["seconds"])
+        about["samples"] += header["about"]["samples"] * len(there) / len(header["axes"]["A"])
+    if set(rows) != set(agents):
+        return None
+    counted = {kind: torch.tensor([of[a] for a in agents]) for kind, of in sent.items()}
+    return Loaded(torch.stack([rows[a] for a in agents]), about, counted)
+
+
+def _folders(run: Path) -> list[tuple[int, Path]]:
+    """The folder of each epoch, whatever is in it, newest last."""
+    found = ((path.name.removeprefix("epoch-"), path) for path in run.glob("checkpoint/epoch-*"))
+    return sorted((int(number), path) for number, path in found if number.isdigit())
+
+
+def _parts(path: Path) -> list[Path]:
+    return sorted(path.glob("worker-*.safetensors"))
+
+
+def _complete(run: Path, epoch: int, transport: Transport) -> bool:
+    written = {key[0] for path in _parts(folder(run, epoch)) for key in _header(path)["axes"]["A"]}
+    return written.issuperset(transport.placement.hosted)
+
+
+def _axes(transport: Transport) -> dict[str, list[list[int]]]:
+    """What each row of an axis stands for: an agent, or an edge as [sender, receiver]."""
+    number = transport.placement.number
+    edges = [[number(sender), number(receiver)] for sender, receiver in transport.topology.edges]
+    incoming = [edges[e] for r in transport.incoming_of for e in r]
+    outgoing = [edges[e] for r in transport.outgoing_of for e in r]
+    return {"A": [[a] for a in transport.placement.hosted], "I": incoming, "O": outgoing}
+
+
+def _axis(field: str) -> str:
+    """The first axis of a field, by which its rows are told apart: A of ``x_AD``."""
+    return field.rpartition("_")[2][0]
+
+
+def _array(name: str, value: Tensor) -> "np.ndarray[Any, Any]":
+    if _axis(name) not in ("A", "I", "O") or "_" not in name:
+        raise TypeError(f"{name}: a field of a state must end in its axes, as x_AD or e_ID do")
+    return np.ascontiguousarray(value.detach().cpu().numpy())
+
+
+def _check(array: "np.ndarray[Any, Any]") -> int:
+    return zlib.crc32(array.tobytes(), zlib.crc32(f"{array.dtype} {array.shape}".encode()))
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What stands beside the tensors."""
+    with _damage_named(path), safe_open(path, "np") as file:
+        metadata = file.metadata()
+        if str(zlib.crc32(metadata["parley"].encode())) != metadata["check"]:
+            raise ValueError("its header does not match its checksum")
+        header: dict[str, Any] = json.loads(metadata["parley"])
+        return header
+
+
+def _arrays(path: Path, checks: dict[str, int]) -> dict[str, "np.ndarray[Any, Any]"]:
+    with _damage_named(path), safe_open(path, "np") as file:
+        arrays = {name: file.get_tensor(name) for name in checks}
+        for name, array in arrays.items():
+            if _check(array) != checks[name]:
+                raise ValueError(f"{name} does not match its checksum")
+        return arrays
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise ParleyError(
+            f"checkpoint: {path} is damaged ({error}); remove {path.parent} "
+            "to go on from the checkpoint before it"
+        ) from None

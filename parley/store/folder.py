@@ -1,0 +1,187 @@
+"""One run, one folder: the experiment, its records as they come, its checkpoints, its summary.
+
+experiment.toml     the full experiment
+environment.json    versions and machine
+agents.json         who talks with whom, and who holds what
+records.jsonl       one line for every evaluation
+generations.jsonl   who took part from when on, where a run heals
+checkpoint/         what resuming needs
+status.json         where the run is, until it is complete (`parley.store.status`)
+confusion.json      what the best and the worst agent take for what, at the end
+summary.json        written when the run is complete
+"""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.files import is_partial, write_atomically
+from parley.version import __version__
+
+EXPERIMENT = "experiment.toml"
+RECORDS = "records.jsonl"
+GENERATIONS = "generations.jsonl"
+SUMMARY = "summary.json"
+ENVIRONMENT = "environment.json"
+AGENTS = "agents.json"
+CONFUSION = "confusion.json"
+
+
+def fresh_name(parent: Path, stem: str) -> Path:
+    """The first of ``stem-001``, ``stem-002``, … that does not exist."""
+    number = 1
+    while (path := parent / f"{stem}-{number:03d}").exists():
+        number += 1
+    return path
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def experiment(self) -> Experiment | None:
+        """What the folder holds a run of, if it does."""
+        present = self.path / EXPERIMENT
+        if not present.is_file():
+            return None
+        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
+
+    def check(self, experiment: Experiment, resume: bool) -> None:
+        """Refuses a folder that this experiment may not be written to; changes nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BadValue("out", str(self.path), "a folder", "it is a file")
+        other = self.experiment()
+        if other is not None:
+            differing = experiment.same_as(other)
+            if differing:
+                raise ParleyError(
+                    f"out: {str(self.path)!r} holds another experiment "
+                    f"(it differs in {', '.join(differing)}); choose another folder"
+                )
+            if not resume:
+                raise ParleyError(
+                    f"out: {str(self.path)!r} already holds this experiment; "
+                    "add --resume to go on with it, or choose another folder"
+                )
+            return
+        # A run that was killed at its very first moment leaves an unfinished file.
+        if self.path.exists() and not all(is_partial(p, EXPERIMENT) for p in self.path.iterdir()):
+            raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
+
+    def touch(self, mark: Path) -> None:
+        """Makes the folder, and an empty file in it."""
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+    def create(self, experiment: Experiment) -> None:
+        """Writes down what is run here, unless that was done before."""
+        if (self.path / EXPERIMENT).is_file():
+            return
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / EXPERIMENT, experiment.to_toml())
+            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
+
+    def open(self, experiment: Experiment, resume: bool) -> None:
+        """Makes the folder, or checks that it holds this very experiment."""
+        self.check(experiment, resume)
+        self.create(experiment)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BadValue(
+                "out", str(self.path), "a folder that can be written", str(error)
+            ) from None
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records; a last line that was only half written is passed over."""
+        path = self.path / RECORDS
+        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        records = []
+        for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                raise ParleyError(
+                    f"records: line {number} of {path} is damaged; remove it to go on without it"
+                ) from None
+        return records
+
+    def append(self, record: dict[str, Any], to: str = RECORDS) -> None:
+        """One more record, on disk before this returns."""
+        with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rewind(self, records: list[dict[str, Any]], epoch: int) -> list[dict[str, Any]]:
+        """Drops records that are newer than the checkpoint a run goes on from."""
+        kept = [r for r in records if r["epoch"] <= epoch]
+        if kept or (self.path / RECORDS).exists():
+            with self._writing():
+                write_atomically(self.path / RECORDS, "".join(json.dumps(r) + "\n" for r in kept))
+        return kept
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a complete run, else None."""
+        path = self.path / SUMMARY
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except ValueError:
+            return None  # damaged: resuming makes it again from the records
+
+    def write_once(self, name: str, content: dict[str, Any]) -> None:
+        """A small file beside the records, unless it is there already."""
+        if not (self.path / name).exists():
+            with self._writing():
+                write_atomically(self.path / name, json.dumps(content) + "\n")
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Marks the run as complete."""
+        with self._writing():
+            write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for whoever wants to repeat the run."""
+
+    def installed(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    packages = ("torch", "numpy", "scipy", "networkx", "scikit-learn", "datasets")
+    return {
+        "command": command(),
+        "parley": __version__,
+        "python": platform.python_version(),
+        **{package: installed(package) for package in packages},
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+    }
+
+
+def command() -> str:
+    """What was typed to start this process, as far as Python knows it."""
+    program, *words = sys.argv or [""]
+    name = Path(program).name
+    if name in ("parley", "parley.exe") or Path(program).parts[-2:] == ("parley", "__main__.py"):
+        return shlex.join(["parley", *words])
+    return shlex.join(["python", *([program, *words] if program else [])])

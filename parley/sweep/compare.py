@@ -1,0 +1,395 @@
+"""Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
+
+import multiprocessing
+import re
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from rich import box
+from rich.progress import TaskID
+from rich.table import Table
+
+from parley import algorithms
+from parley.cluster import launch
+from parley.cluster.worker import Watcher
+from parley.compute.threads import usable_cores
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.files import write_atomically
+from parley.results.draw import curves_picture
+from parley.store.folder import EXPERIMENT, RunFolder
+from parley.store.status import mark_stopped
+from parley.training import run
+from parley.training.run import EpochDone, Event, Record, Run, StepDone
+from parley.watch import trackers
+from parley.watch.progress import bars, brief, console, megabytes, status
+from parley.wire.placement import spread
+from parley.wire.transport import Local
+
+PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
+"""The six methods of the NGC paper's tables."""
+
+
+def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Algorithms as `Experiment.of` takes them, from ``dpsgd,ngc:alpha=0:momentum=0.9,ngc``.
+
+    `options` go to every algorithm that has them; those written behind a name win.
+
+    >>> parse_algorithms("dpsgd,ngc:alpha=0", {"momentum": 0.9, "alpha": 0.5})
+    [{'name': 'dpsgd', 'momentum': 0.9}, {'name': 'ngc', 'momentum': 0.9, 'alpha': '0'}]
+    """
+    chosen = []
+    names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
+    for spec in (s.strip() for s in names.split(",") if s.strip()):
+        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        name, *settings = re.split(r":(?=[^:=]*=)", spec)
+        pairs = [setting.partition("=")[::2] for setting in settings]
+        if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
+            raise BadValue("algorithms", spec, "name or name:option=value:option=value")
+        known = algorithms.find(name)
+        fitting = {k: v for k, v in options.items() if k in known.model_fields}
+        chosen.append({"name": name, **fitting, **dict(pairs)})
+    if not chosen:
+        raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
+    return chosen
+
+
+DIVERGED_FILE = "diverged.txt"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    label: str
+    experiment: Experiment
+    out: Path
+    log: tuple[str, ...] = ()
+    """Trackers that receive its metrics."""
+    may_diverge: bool = False
+    """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
+
+    def on_a_share(self, parallel: int) -> "Job":
+        """The same, on its share of the cores, where so many run at a time."""
+        threads = self.experiment.threads or max(1, usable_cores() // parallel)
+        return replace(self, experiment=self.experiment.replace(threads=threads))
+
+    @property
+    def failure(self) -> str | None:
+        """Why it has no result, if it has diverged."""
+        path = self.out / DIVERGED_FILE
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.failure is not None or RunFolder(self.out).summary() is not None
+
+
+def jobs(
+    experiments: Sequence[Experiment], seeds: int, out: Path, log: tuple[str, ...] = ()
+) -> list[Job]:
+    """Every experiment with so many seeds, each with a folder of its own."""
+    made = []
+    for label, experiment in zip(labels(experiments), experiments, strict=True):
+        name = slug(label)
+        for seed in range(experiment.seed, experiment.seed + seeds):
+            where = out / name / f"seed-{seed}"
+            made.append(Job(label, experiment.replace(seed=seed), where, log))
+    return made
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder.
+
+    >>> slug("NGC α=0.5"), slug("dirichlet:0.1")
+    ('ngc-alpha-0.5', 'dirichlet-0.1')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower().replace("α=", "alpha=")).strip("-")
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """A name for each; those that share one are told apart by the options in which they differ.
+
+    >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
+    ['NGC', 'NGC momentum=0.9']
+    """
+    taken: dict[str, Experiment] = {}
+    for experiment in experiments:
+        label, algorithm = experiment.algorithm.label, experiment.algorithm
+        if label in taken:
+            first = taken[label].algorithm.model_dump()
+            mine = algorithm.model_dump()
+            label += "".join(f" {k}={v}" for k, v in mine.items() if v != first[k])
+        if label in taken:
+            raise BadValue("algorithms", label, "each only once", "it is given twice")
+        taken[label] = experiment
+    return list(taken)
+
+
+def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
+    """Runs all jobs, `parallel` at a time; what is done already is left as it is."""
+    # Bad input is found here, before anything is written or started.
+    if out.exists() and not out.is_dir():
+        raise BadValue("out", str(out), "a folder", "it is a file")
+    if not resume and out.exists() and any(out.iterdir()):
+        because = "it is not empty; --resume goes on with a comparison"
+        raise BadValue("out", str(out), "a new or empty folder", because)
+    for job in todo:
+        if (job.out / EXPERIMENT).exists():
+            RunFolder(job.out).open(job.experiment, resume)
+    settings = {(job.label, job.experiment.partition): job.experiment for job in todo}
+    for experiment in settings.values():
+        experiment.algorithm.check(run.topology_of(experiment))
+    problem = run.problem(todo[0].experiment)
+    Run(todo[0].experiment, problem, Local(spread(problem.topology, 1)))
+    if problem.note:
+        console.print(f"note: {problem.note}", highlight=False)
+
+    pending = [job for job in todo if not job.is_done]
+    if parallel == 1 or len(pending) <= 1:
+        _one_by_one(pending, resume)
+    else:
+        parallel = min(parallel, len(pending))
+        _side_by_side([job.on_a_share(parallel) for job in pending], parallel, resume)
+
+
+def _execute(job: Job, resume: bool, watch: Watcher) -> None:
+    try:
+        with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
+            resume = resume and job.out.exists()
+            launch.execute(job.experiment, run.problem, job.out, resume, watch)
+    except BadValue:
+        raise
+    except ParleyError as error:
+        if job.may_diverge and run.DIVERGED in str(error):
+            write_atomically(job.out / DIVERGED_FILE, str(error))
+            return
+        raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
+
+
+LOGGED = 60.0
+"""Seconds from one line about a run to the next, where there is no terminal."""
+NEWS = 0.5
+"""Seconds from one step that a bar hears of to the next: runs may make hundreds a second."""
+
+
+class _Board:
+    """A bar for each algorithm, all its seeds together; plain lines where there is no terminal."""
+
+    def __init__(self, pending: Sequence[Job]) -> None:
+        self._bars = bars() if console.is_terminal else None
+        self._epochs = {job.out: 0.0 for job in pending}
+        self._tasks: dict[str, TaskID] = {}
+        self._pending = pending
+        self._first: dict[Path, tuple[float, float]] = {}  # when, and the epochs made until then
+        self._said: dict[Path, float] = {}
+        if self._bars:
+            for label in dict.fromkeys(job.label for job in pending):
+                total = sum(job.experiment.epochs for job in pending if job.label == label)
+                self._tasks[label] = self._bars.add_task(label, total=total, status="")
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        if self._bars:
+            with self._bars:
+                yield
+        else:
+            yield
+
+    def show(self, job: Job, event: Event) -> None:
+        """Something has happened in a run."""
+        match event:
+            case StepDone():
+                done, record = event.step / event.steps * job.experiment.epochs, None
+            case EpochDone():
+                done, record = event.epoch, event.record
+            case _:
+                return
+        self._epochs[job.out] = done
+        if self._bars:
+            task = self._tasks[job.label]
+            alike = (other for other in self._pending if other.label == job.label)
+            self._bars.update(task, completed=sum(self._epochs[other.out] for other in alike))
+            if record:
+                self._bars.update(task, status=brief(record))
+        else:
+            self._line(job, done, record)
+
+    def _line(self, job: Job, done: float, record: Record | None) -> None:
+        """The end of a run in any case; before it, what a log of a long one needs."""
+        now = time.monotonic()
+        began, before = self._first.setdefault(job.out, (now, done))
+        last = self._said.setdefault(job.out, now)
+        ended = record is not None and done == job.experiment.epochs
+        if not ended and now - last < LOGGED:
+            return
+        self._said[job.out] = now
+        words = [] if ended else [f"epoch {done:.4g} of {job.experiment.epochs}"]
+        words += [status(record)] if record else []
+        if not ended and done > before:
+            left = (job.experiment.epochs - done) * (now - began) / (done - before)
+            words.append(f"{timedelta(seconds=round(left))} left")
+        line = f"{job.label}, seed {job.experiment.seed}: {', '.join(words)}"
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _seldom(send: Watcher) -> Watcher:
+    """Passes on every epoch, and a step now and then."""
+    last = time.monotonic()
+
+    def watch(event: Event) -> None:
+        nonlocal last
+        if isinstance(event, StepDone):
+            if time.monotonic() - last < NEWS:
+                return
+            last = time.monotonic()
+        send(event)
+
+    return watch
+
+
+def _one_by_one(pending: Sequence[Job], resume: bool) -> None:
+    board = _Board(pending)
+    with board.live():
+        for job in pending:
+            _execute(job, resume, _seldom(partial(board.show, job)))
+
+
+_events: Any = None  # in a child: where to report what happens
+
+
+def _start_child(events: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    launch.end_with_parent()
+    global _events
+    _events = events
+
+
+def _run_in_child(number: int, job: Job, resume: bool) -> None:
+    _execute(job, resume, _seldom(lambda event: _events.put((number, event))))
+
+
+def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
+    # A server that imports everything once makes children in no time.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    events = context.Queue()
+    board = _Board(pending)
+
+    def show_news() -> None:
+        with suppress(Empty):
+            while True:
+                number, event = events.get_nowait()
+                board.show(pending[number], event)
+
+    with ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool, board.live():
+        futures = [pool.submit(_run_in_child, n, job, resume) for n, job in enumerate(pending)]
+        children = list(pool._processes.values())
+        try:
+            unfinished = set(futures)
+            while unfinished:
+                done, unfinished = wait(unfinished, timeout=0.1, return_when=FIRST_EXCEPTION)
+                show_news()
+                for future in done:
+                    future.result()
+        except BaseException as error:
+            # The other runs stop where they are: their checkpoints can be resumed.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ParleyError("a run was ended from outside; --resume goes on") from None
+            for child in children:
+                child.join()
+            for job in pending:
+                mark_stopped(job.out)
+            raise
+
+
+FIGURES = (
+    "loss", "accuracy_mean_model", "accuracy_own", "accuracy_own_min", "accuracy_own_max",
+    "accuracy_after_gossip", "consensus_distance", "bytes_models", "bytes_cross_gradients",
+    "seconds", "gradients_per_second", "peak_memory_mb",
+)  # fmt: skip
+"""What is averaged over seeds."""
+NETWORK = "seconds_network"
+"""The same, where a network was simulated (``--links``)."""
+
+
+def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
+    """One row a method: means over seeds, each with its standard deviation (n - 1)."""
+    made = []
+    for label in dict.fromkeys(job.label for job in done):
+        runs = [job for job in done if job.label == label]
+        ends = [RunFolder(job.out).records()[-1] for job in runs]
+        first = runs[0].experiment
+        row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
+        row |= {"agents": first.agents, "epochs": first.epochs, "seeds": len(runs)}
+        network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
+        for key in FIGURES + network:
+            values = [end[key] for end in ends]
+            row[key] = statistics.fmean(values)
+            row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+        made.append(row)
+    return made
+
+
+COLUMNS = (
+    ("averaged\nmodel, %", "accuracy_mean_model", 100, ".1f", ".1f"),
+    ("own\nmodels, %", "accuracy_own", 100, ".1f", ".1f"),
+    ("after\ngossip, %", "accuracy_after_gossip", 100, ".1f", ".1f"),
+    ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g"),
+)
+
+
+def _headings(made: Sequence[dict[str, Any]]) -> list[str]:
+    seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
+    return ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", seconds]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [row["label"]]
+    for _, key, factor, form, form_of_std in COLUMNS:
+        cell = f"{factor * row[key]:{form}}"
+        if row["seeds"] > 1:
+            cell += f" ± {factor * row[key + '_std']:{form_of_std}}"
+        cells.append(cell)
+    return [*cells, f"{megabytes(row):.2f}", f"{row.get(NETWORK, row['seconds']):.1f}"]
+
+
+def table(made: Sequence[dict[str, Any]]) -> Table:
+    """The rows for a terminal."""
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
+    for heading in _headings(made):
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for row in made:
+        shown.add_row(*_cells(row))
+    return shown
+
+
+def markdown(made: Sequence[dict[str, Any]]) -> str:
+    """The rows for a document."""
+    headings = [heading.replace("\n", " ") for heading in _headings(made)]
+    lines = [headings, ["---", *("---:" for _ in headings[1:])], *(_cells(row) for row in made)]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
+    """The table and the picture, beside the runs."""
+    write_atomically(out / "table.md", markdown(made))
+    curves: dict[str, list[Any]] = {}
+    for job in done:
+        curves.setdefault(job.label, []).append(RunFolder(job.out).records())
+    curves_picture(curves, out / "curves.png")

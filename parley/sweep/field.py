@@ -1,0 +1,121 @@
+"""Every method on several partitions: one table and one picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from parley.errors import BadValue
+from parley.experiment import Experiment
+from parley.files import write_atomically
+from parley.results.draw import field_picture
+from parley.store.folder import RunFolder
+from parley.sweep import compare as comparison
+from parley.sweep.compare import Job, slug
+from parley.training import run
+
+KEPT = (
+    "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
+    "bytes_cross_gradients", "seconds",
+)  # fmt: skip
+"""Of every record, what the table and the picture need."""
+PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
+"""All classes apart, classes in very unequal shares, and no difference at all."""
+
+
+def fitting(experiment: Experiment) -> Experiment:
+    """The experiment on a graph that its method can use: the named one, or its spanning tree."""
+    try:
+        experiment.algorithm.check(run.topology_of(experiment))
+    except BadValue:
+        on_tree = experiment.replace(topology=f"spanning-tree:{experiment.topology}")
+        experiment.algorithm.check(run.topology_of(on_tree))
+        return on_tree
+    return experiment
+
+
+def jobs(by_partition: Mapping[str, Sequence[Experiment]], seeds: int, out: Path) -> list[Job]:
+    """All runs, in a folder for each partition."""
+    return [
+        Job(job.label, job.experiment, job.out, may_diverge=True)
+        for partition, experiments in by_partition.items()
+        for job in comparison.jobs(experiments, seeds, out / slug(partition))
+    ]
+
+
+def rows(done: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
+    """For each partition a row a method, as `compare.rows` makes them; what diverged has none."""
+    made: dict[str, list[dict[str, Any]]] = {}
+    for partition in dict.fromkeys(job.experiment.partition for job in done):
+        of = [j for j in done if j.experiment.partition == partition and j.failure is None]
+        made[partition] = comparison.rows(of)
+    return made
+
+
+def _cells(made: Mapping[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
+    partitions = list(made)
+    by_label: dict[str, dict[str, dict[str, Any]]] = {}
+    for partition, of in made.items():
+        for row in of:
+            by_label.setdefault(row["label"], {})[partition] = row
+    lines = []
+    for label, of_partition in by_label.items():
+        cells = [label]
+        for partition in partitions:
+            found = of_partition.get(partition)
+            cells.append("diverged" if found is None else _accuracy(found))
+        costs = ["", ""]
+        if some := of_partition.get(partitions[0]):
+            sent = (some["bytes_models"] + some["bytes_cross_gradients"]) / some["epochs"] / 1e6
+            costs = [f"{sent:.3f}", f"{some['seconds'] / some['epochs']:.3f}"]
+        lines.append([*cells, *costs])
+    first = partitions[0]
+    return ["", *partitions, f"MB an epoch, {first}", f"s an epoch, {first}"], lines
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    cell: str = f"{100 * row['accuracy_mean_model']:.1f}"
+    if row["seeds"] > 1:
+        cell += f" ± {100 * row['accuracy_mean_model_std']:.1f}"
+    return cell
+
+
+def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
+    """The averaged model's accuracy on each partition, for a terminal."""
+    headings, lines = _cells(made)
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for heading in headings:  # narrow: it fits in 80 columns
+        shown.add_column(
+            heading.partition(",")[0].replace(" an ", " an\n"),
+            justify="right" if heading else "left",
+            no_wrap=True,
+        )
+    for cells in lines:
+        shown.add_row(*cells)
+    return shown
+
+
+def markdown(made: Mapping[str, list[dict[str, Any]]]) -> str:
+    """The same for a document."""
+    headings, lines = _cells(made)
+    every = [headings, ["---", *("---:" for _ in headings[1:])], *lines]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in every)
+
+
+def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]]]) -> None:
+    """The table, the picture, and a line for each record of all runs that both are made from."""
+    write_atomically(out / "table.md", markdown(made))
+    curves: dict[str, dict[str, list[Any]]] = {}
+    lines = []
+    for job in done:
+        partition, records = job.experiment.partition, RunFolder(job.out).records()
+        about = {"partition": partition, "label": job.label, "seed": job.experiment.seed}
+        about |= {"lr": job.experiment.lr, "diverged": job.failure is not None}
+        lines += [about | {k: round(r[k], 5) for k in KEPT} for r in records]
+        if job.failure is None:
+            curves.setdefault(partition, {}).setdefault(job.label, []).append(records)
+    write_atomically(out / "field.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    field_picture(curves, out / "field.png")

@@ -1,0 +1,201 @@
+"""Choosing learning rates: a small seeded search, with the same budget for every method.
+
+Every method gets as many trials of as many epochs as every other, and the same learning rates are
+tried with each. A method whose averaging rate γ is below 1 by default has that drawn as well. What
+is compared is the averaged model's accuracy on a share of the training samples that was held out;
+the test set plays no part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from rich import box
+from rich.table import Table
+
+from parley.algorithms import Algorithm
+from parley.errors import BadValue
+from parley.experiment import Experiment, read_toml
+from parley.files import write_atomically
+from parley.store.folder import RunFolder
+from parley.sweep import compare as comparison
+from parley.sweep.compare import Job, slug
+
+RATES = (0.01, 1.0)
+"""Learning rates from the smallest to the largest."""
+SPAN = 5.0
+"""γ is drawn from its default over this to its default times this."""
+VALIDATION = 0.2
+TUNED = "tuned.toml"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a method's search."""
+
+    label: str
+    number: int
+    settings: dict[str, float]
+    """What is tried."""
+    experiment: Experiment
+    """With these settings, and all samples."""
+    job: Job
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """Accuracy, then loss: the larger the better."""
+        if self.job.failure is not None:
+            return -1.0, 0.0
+        last = RunFolder(self.job.out).records()[-1]
+        return float(last["accuracy_mean_model"]), -float(last["loss"])
+
+
+def points(trials: int, seed: int) -> list[tuple[float, float]]:
+    """Points of the unit square, one in each row and each column of a grid of so many.
+
+    >>> [len({int(4 * p[axis]) for p in points(4, seed=0)}) for axis in (0, 1)]
+    [4, 4]
+    """
+    rng = np.random.default_rng([seed, trials])
+    columns = [(rng.permutation(trials) + rng.random(trials)) / trials for _ in range(2)]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def settings_of(
+    algorithm: Algorithm, at: tuple[float, float], rates: tuple[float, float] = RATES
+) -> dict[str, float]:
+    """What a method tries at a point: a learning rate, and γ where its default is below 1.
+
+    >>> from parley.algorithms import DPSGD
+    >>> settings_of(DPSGD(), (0.5, 0.5))
+    {'lr': 0.1}
+    """
+    chosen = {"lr": _between(*rates, at[0])}
+    gamma = getattr(algorithm, "gamma", 1.0)
+    if gamma < 1:
+        field = type(algorithm).model_fields["gamma"]
+        limits = [limit for m in field.metadata if (limit := getattr(m, "le", None)) is not None]
+        chosen["gamma"] = _between(gamma / SPAN, min([gamma * SPAN, *limits]), at[1])
+    return chosen
+
+
+def _between(low: float, high: float, share: float) -> float:
+    """On a logarithmic scale, to three digits: it is shown to people."""
+    return float(f"{low * (high / low) ** share:.3g}")
+
+
+def plan(
+    experiments: Sequence[Experiment], trials: int, out: Path, rates: tuple[float, float] = RATES
+) -> list[Trial]:
+    """All trials of all methods, each with a folder of its own."""
+    if not 0 < rates[0] < rates[1]:
+        raise BadValue("rates", rates, "two numbers above 0, the smaller one first")
+    made = []
+    for label, experiment in zip(comparison.labels(experiments), experiments, strict=True):
+        share = experiment.validation or VALIDATION
+        for number, at in enumerate(points(trials, experiment.seed)):
+            chosen = settings_of(experiment.algorithm, at, rates)
+            # Only the end counts, and what gossip would add is not looked at.
+            measured = {"validation": share, "gossip_rounds": 0}
+            tried = experiment.replace(**chosen, **measured, evaluate_every=experiment.epochs)
+            place = out / slug(experiment.partition) / slug(label) / f"trial-{number}"
+            job = Job(label, tried, place, may_diverge=True)
+            made.append(Trial(label, number, chosen, experiment.replace(**chosen), job))
+    return made
+
+
+def tune(todo: Sequence[Trial], parallel: int, out: Path, resume: bool) -> None:
+    """Makes all trials; what is done already is left as it is."""
+    comparison.compare([trial.job for trial in todo], parallel, out, resume)
+
+
+def winners(done: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
+    """The best trial of each method, for each partition; who always diverged is absent."""
+    best: dict[str, dict[str, Trial]] = {}
+    for trial in done:
+        if trial.job.failure is None:
+            experiment = trial.job.experiment
+            of = best.setdefault(experiment.partition, {})
+            name = experiment.algorithm.name
+            if name not in of or trial.score > of[name].score:
+                of[name] = trial
+    return best
+
+
+def write(done: Sequence[Trial], out: Path) -> Path:
+    """``tuned.toml`` for a comparison, and a whole experiment for each method's training."""
+    best = winners(done)
+    chosen: dict[str, Any] = {}
+    for partition, of in best.items():
+        for name, trial in of.items():
+            chosen.setdefault(partition, {})[name] = trial.settings
+            path = out / slug(partition) / f"{slug(name)}.toml"
+            write_atomically(path, trial.experiment.to_toml())
+    write_atomically(out / TUNED, tomli_w.dumps(chosen))
+    write_atomically(out / "table.md", markdown(done))
+    return out / TUNED
+
+
+def read(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Settings by partition and method, as `write` left them."""
+    valid = "a tuned.toml that parley tune has written"
+    try:
+        found = read_toml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise BadValue("tuned", str(path), valid, error.strerror or "unreadable") from None
+    if not all(
+        isinstance(of, Mapping) and all(isinstance(s, Mapping) for s in of.values())
+        for of in found.values()
+    ):
+        raise BadValue("tuned", str(path), valid, "it has no table for each partition and method")
+    return found
+
+
+def tuned(
+    experiment: Experiment, found: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> Experiment:
+    """The experiment with the settings that were found for its method and partition."""
+    name = experiment.algorithm.name
+    of = found.get(experiment.partition)
+    if of is None:
+        raise BadValue("partition", experiment.partition, ", ".join(found), "it was not tuned")
+    if name not in of:
+        because = f"it has no settings that did not diverge for {experiment.partition}"
+        raise BadValue("algorithms", name, ", ".join(of), because)
+    return experiment.replace(**of[name])
+
+
+HEADINGS = ("", "partition", "lr", "γ", "validation, %", "trials", "diverged")
+
+
+def _rows(done: Sequence[Trial]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    groups = dict.fromkeys((t.job.experiment.partition, t.label) for t in done)
+    for partition, label in groups:
+        of = [t for t in done if (t.job.experiment.partition, t.label) == (partition, label)]
+        best = max(of, key=lambda trial: trial.score)
+        lost = sum(trial.job.failure is not None for trial in of)
+        figures = ("–", "–", "–")
+        if lost < len(of):
+            gamma = best.settings.get("gamma")
+            accuracy = f"{100 * best.score[0]:.1f}"
+            figures = (f"{best.settings['lr']:g}", f"{gamma:g}" if gamma else "", accuracy)
+        rows.append((label, partition, *figures, str(len(of)), str(lost)))
+    return rows
+
+
+def table(done: Sequence[Trial]) -> Table:
+    """The winners for a terminal."""
+    shown = Table(*HEADINGS, box=box.SIMPLE_HEAD)
+    for row in _rows(done):
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(done: Sequence[Trial]) -> str:
+    """The winners for a document."""
+    lines = [HEADINGS, ("---", "---", *["---:"] * 5), *_rows(done)]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)

@@ -1,0 +1,149 @@
+"""What is measured of a run. Nothing here changes what is trained.
+
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+"""
+
+import resource
+import sys
+
+import torch
+from torch import Tensor
+
+from parley.compute.engine import Engine, Score
+from parley.data import Batch, Samples, Transform
+from parley.errors import BadValue
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.wire.transport import Transport
+
+
+class TestSet:
+    """Held-out samples, normalised once; every process has all of them."""
+
+    __test__ = False  # not a test for pytest
+
+    def __init__(
+        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+    ) -> None:
+        self.engine = engine
+        self.transport = transport
+        device = engine.task.start().device
+        self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
+        self.targets = samples.targets.to(device)
+
+    def score(self, x_D: Tensor) -> Score:
+        """Loss and accuracy of a model that every process knows."""
+        return self.engine.evaluate(x_D, self.inputs, self.targets)
+
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class (row) the model takes for each (column)."""
+        parts = self.inputs.split(chunk)
+        answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
+        cells = self.targets * classes + answers
+        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+
+    def scores(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
+        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
+
+
+class OwnTestSets(TestSet):
+    """Held-out samples that stay with their agents: every model goes to all of them in turn.
+
+    The scores are those on all samples together, as if they lay in one place.
+    """
+
+    def __init__(
+        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+    ) -> None:
+        super().__init__(samples, transform, engine, transport)
+        self.count = float(transport.sum(torch.tensor(float(len(samples)), dtype=torch.float64)))
+        if not self.count:
+            raise BadValue("data", "own", "a test split at one agent at least", "there is none")
+
+    def score(self, x_D: Tensor) -> Score:
+        """Loss and accuracy on the samples of all."""
+        return Score(*(self.transport.sum(self._sums(x_D)) / self.count).tolist())
+
+    def scores(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
+        row = self.transport.placement.row
+        sums_N = [
+            self._sums(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
+            for agent in range(self.transport.topology.agents)
+        ]
+        scores_N = self.transport.sum(torch.stack(sums_N)) / self.count
+        return scores_N[list(self.transport.placement.agents)]
+
+    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+        """How many samples of each class, of all agents, the model takes for each."""
+        cells = torch.zeros(classes, classes, dtype=torch.int64)
+        if len(self.targets):
+            cells = super().confusion(x_D, classes, chunk).cpu()
+        return self.transport.sum(cells)
+
+    def _sums(self, x_D: Tensor) -> Tensor:
+        here = len(self.targets)
+        score = super().score(x_D) if here else (0.0, 0.0)
+        return torch.tensor(score, dtype=torch.float64) * here
+
+
+def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
+    """The average of all agents' models, ``[D]``, on every worker."""
+    total = transport.sum(x_AD.double().sum(0))
+    return (total / transport.topology.agents).to(x_AD.dtype)
+
+
+def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
+    """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
+    squares = (x_AD - mean_D).double().square().sum()
+    return float((transport.sum(squares) / transport.topology.agents).sqrt())
+
+
+def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
+    """How far each agent's model is from the average, ‖x_i - x̄‖, ``float64[N]``."""
+    return transport.gather((x_AD - mean_D).double().norm(dim=1))
+
+
+def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
+    """The models after further gossip rounds, without training, from the first graph on."""
+    # Weights whose rows do not sum to 1 average by push-sum.
+    w_A1 = x_AD.new_ones(len(x_AD), 1)
+    push_sum = not hood.transport.topology.row_stochastic
+    for step in range(rounds):
+        x_AD = hood.at(step).mix(x_AD, gamma, kind="evaluation")
+        if push_sum:
+            w_A1 = hood.at(step).mix(w_A1, gamma, kind="evaluation")
+    return x_AD / w_A1 if push_sum else x_AD
+
+
+def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tuple[float, float]:
+    """Norms of the bias terms ε (model variance) and ω (data variance), averaged over agents.
+
+    ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
+    itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
+    """
+    loss_A = hood.loss_A  # measuring is not training: the loss stays that of the last step
+    g_AD = hood.gradient(x_AD, batch)
+    hood.loss_A = loss_A
+    g_I = hood.cross_gradient(hood.exchange(x_AD, kind="evaluation"), batch)
+    g_ID = torch.cat(list(g_I)) if hood.incoming else g_AD[:0]
+    r_OD = hood.send_back(hood.stored(g_ID), kind="evaluation")
+    norms = []
+    for values_ED, end_E in ((g_ID, hood.receiver_I), (r_OD, hood.sender_O)):
+        difference_ED = values_ED - g_AD[end_E]
+        count_A = torch.bincount(end_E, minlength=len(g_AD)).to(g_AD)
+        if form == "printed":
+            bias_AD = torch.zeros_like(g_AD).index_add_(0, end_E, difference_ED)
+            norm_A = (bias_AD / (count_A + 1)[:, None]).norm(dim=1)
+        else:
+            norm_A = torch.zeros_like(count_A).index_add_(0, end_E, difference_ED.abs().mean(1))
+            norm_A = norm_A / count_A.clamp(min=1)
+        norms.append(float(hood.transport.gather(norm_A.double()).mean()))
+    return norms[0], norms[1]
+
+
+def peak_memory_mb(transport: Transport) -> float:
+    """The largest resident size of this process so far, summed over workers, in MB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return float(transport.sum(torch.tensor(peak, dtype=torch.float64)))

@@ -1,0 +1,464 @@
+"""Carrying out an experiment: one worker's share of it, as a generator of records.
+
+Axes: A agents hosted here, N all agents, D flat parameters.
+
+Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
+"""
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from parley import data, models
+from parley import graphs as topologies
+from parley.compute import choose as engines
+from parley.compute.engine import Engine
+from parley.compute.task import Loss, Task, cross_entropy
+from parley.compute.threads import usable_cores
+from parley.data import Batches, Samples, Transform, own
+from parley.data import partition as partitions
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.graphs import Topology
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.schedule import parse_decay
+from parley.training import metrics
+from parley.wire import clock as links
+from parley.wire.transport import Kind, Transport
+
+DIVERGED = "training has diverged"
+"""In the error of a run whose numbers are no longer finite."""
+
+Record = dict[str, Any]
+"""One line of ``records.jsonl``."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is trained on what: everything that an experiment's names stand for."""
+
+    topology: Topology
+    model: Callable[[], nn.Module]
+    """Builds the model that every agent starts from."""
+    samples: Sequence[Samples]
+    """The training data of each agent hosted here, and of no other."""
+    test: Samples
+    transform: Transform
+    class_names: tuple[str, ...]
+    loss: Loss = cross_entropy
+    note: str = ""
+    """What the partition could not obey."""
+    test_is_shared: bool = True
+    """Whether every process has the whole test set, or each that of its own agents."""
+    data_are_own: bool = False
+    """Whether the training data are the hosts' own, of which others are told nothing."""
+
+
+def builder(
+    experiment: Experiment, shape: tuple[int, ...], classes: int
+) -> Callable[[], nn.Module]:
+    """Makes the network that the experiment names."""
+    return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
+
+
+def topology_of(experiment: Experiment) -> Topology:
+    """The graph that the experiment names."""
+    return topologies.parse(
+        experiment.topology, experiment.agents, experiment.weights, experiment.seed
+    )
+
+
+def problem(
+    experiment: Experiment,
+    agents: Sequence[int] | None = None,
+    topology: Topology | None = None,
+    build: Callable[[], nn.Module] | None = None,
+    loss: Loss = cross_entropy,
+    places: Mapping[int, str] | None = None,
+) -> Problem:
+    """Loads, partitions and checks what the experiment names; what is given stands for a name.
+
+    Kept are the samples of these agents (default: all). `places` are those of agents' own data.
+    """
+    topology = topology or topology_of(experiment)
+    experiment.algorithm.check(topology)
+    hosted = range(topology.agents) if agents is None else agents
+    tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
+    options = experiment.data_options
+    places = places or None
+    if OWN in (experiment.data, experiment.partition):
+        places = places or {}
+    elif places:
+        valid = 'none, unless the experiment has data = "own" or partition = "own"'
+        raise BadValue("data_here", next(iter(places.values())), valid)
+    elif (folders := partitions.folders(experiment.partition)) is not None:
+        if len(folders) != topology.agents:
+            raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
+        places = dict(enumerate(folders))
+    if experiment.data == OWN:
+        return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
+    source = data.load(experiment.data, experiment.data_root, options, tokenizer)
+    if experiment.fraction < 1:
+        share = data.share_of(source.train, experiment.fraction, experiment.seed)
+        source = replace(source, train=share)
+    if experiment.validation:
+        left, held = data.hold_out(source.train, experiment.validation, experiment.seed)
+        source = replace(source, train=left, test=held)
+    if experiment.test_fraction < 1:
+        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
+    if build is None:
+        models.check_inputs(experiment.model, source.test.inputs)
+    classes = len(source.class_names)
+    build = build or builder(experiment, tuple(source.test.inputs.shape[1:]), classes)
+    note = ""
+    if places is not None:
+        like, root = experiment.data, experiment.data_root
+        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        samples = found.samples
+    else:
+        labels = source.train.targets.numpy()
+        partitions.check_labels(labels, classes)
+        split = partitions.partition(experiment.partition, labels, topology, experiment.seed)
+        samples = [source.train.take(split.indices[agent]) for agent in hosted]
+        note = split.note
+    return Problem(
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=source.test,
+        transform=source.transform,
+        class_names=source.class_names,
+        loss=loss,
+        note=note,
+        data_are_own=places is not None,
+    )
+
+
+OWN = "own"
+"""As `data` or `partition`: what each agent's host says."""
+
+
+def _own_problem(
+    experiment: Experiment,
+    hosted: Sequence[int],
+    topology: Topology,
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    places: Mapping[int, str],
+    tokenizer: str | None,
+) -> Problem:
+    """Nothing is common to all but what the handshake finds to be the same."""
+    if experiment.partition != OWN:
+        raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
+    root, options = experiment.data_root, experiment.data_options
+    found = own.load(places, hosted, None, "", root, options, tokenizer)
+    samples = found.samples
+    if experiment.fraction < 1:
+        samples = [data.share_of(s, experiment.fraction, experiment.seed) for s in samples]
+    if build is None:
+        models.check_inputs(experiment.model, samples[0].inputs)
+    shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
+    build = build or builder(experiment, shape, len(names))
+    return Problem(
+        topology=topology,
+        model=build,
+        samples=samples,
+        test=found.test,
+        transform=Transform(),
+        class_names=names,
+        loss=loss,
+        test_is_shared=False,
+        data_are_own=True,
+    )
+
+
+def task_of(experiment: Experiment, problem: Problem) -> Task:
+    """The model that is trained, drawn alike in every process."""
+    device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(experiment.seed)
+        model = problem.model()
+    return Task(model, problem.loss, dtype, device)
+
+
+@dataclass(frozen=True)
+class Started:
+    """Everything is loaded and checked; training begins."""
+
+    parameters: int
+    """Entries of the model."""
+    note: str
+    """What the partition could not obey, or nothing."""
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step has been made; the loss is the hosted agents' mean."""
+
+    step: int
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class EpochDone:
+    """An epoch has been made; every few epochs with a record."""
+
+    epoch: int
+    record: Record | None
+
+
+Event = Started | StepDone | EpochDone
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, if it can be used here."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise BadValue("device", name, "cpu, cuda or cuda:N")
+    present = torch.cuda.device_count()
+    if name != "cpu" and int(name.partition(":")[2] or 0) >= present:
+        valid = ", ".join(["cpu", *(f"cuda:{n}" for n in range(present))])
+        raise BadValue("device", name, valid, "no such CUDA device can be used here")
+    return torch.device(name)
+
+
+class Run:
+    """One worker's share of an experiment: the state of its agents and how it goes on."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        problem: Problem,
+        transport: Transport,
+        task: Task | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self.experiment = experiment
+        self.transport = transport
+        self.algorithm = experiment.algorithm
+        self.note = problem.note
+        placement = transport.placement
+        device = device_of(experiment.device)
+        self.task = task or task_of(experiment, problem)
+        self.batches = Batches(
+            problem.samples,
+            placement.hosted,
+            experiment.batch,
+            problem.transform,
+            experiment.seed,
+            device=device,
+            dtype=self.task.dtype,
+        )
+        if experiment.links:
+            if len(placement.agents) < placement.topology.agents:
+                raise BadValue("links", experiment.links, "workers=1, where all agents are")
+            transport.clock = links.parse(experiment.links, problem.topology, experiment.seed)
+        self._try_model(problem)
+        self.engine = self._choose_engine()
+        self.hood = Neighbourhood(transport, self.engine)
+        make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
+        self.test = make(problem.test, problem.transform, self.engine, transport)
+        if steps_per_epoch is None:
+            sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
+            steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
+        self.steps_per_epoch = steps_per_epoch
+        self.decay = parse_decay(experiment.lr_decay)
+
+        # Every agent starts from the same weights, whatever its own process has drawn.
+        x_D = transport.broadcast(self.task.start(), self._start_agent())
+        x_AD = x_D.expand(len(placement.agents), -1).clone()
+        self.state: Any = self.algorithm.init(x_AD, self.hood)
+        self.epoch = 0
+        """Epochs made so far."""
+        self.step = 0
+        """Steps made so far."""
+        self.losses: list[float] = []
+        """The hosted agents' mean loss in each step of the epoch."""
+        self.seconds = 0.0
+        """Time spent in training steps so far, without evaluation."""
+        self._earlier_samples = 0
+
+    def _start_agent(self) -> int:
+        """The named agent, or the first that is present where it is not."""
+        numbers = self.transport.placement.numbers
+        named = self.experiment.start_agent
+        return numbers.index(named) if named in numbers else 0 if numbers else named
+
+    def _choose_engine(self) -> Engine:
+        """As asked for; for ``auto`` what the first worker finds fastest, the same on all."""
+        name, here = self.experiment.engine, self.transport.placement.here
+        if name == "auto":
+            names = engines.candidates(self.task)
+            found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
+            name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+        if name == "fused":
+            # It shares out whole gradients; torch's own threads would only get in its way.
+            torch.set_num_threads(1)
+        return engines.build(name, self.task, self.experiment.seed, self._threads())
+
+    def _threads(self) -> int:
+        """As many as asked for, or this process's share of the cores; never more than agents."""
+        placement = self.transport.placement
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", placement.workers))
+        threads = self.experiment.threads or max(1, usable_cores() // here)
+        return min(threads, len(placement.agents))
+
+    def _try_model(self, problem: Problem) -> None:
+        """Finds out on one sample whether model and data fit, before anything is written."""
+        classes, device = len(problem.class_names), self.task.start().device
+        one = (problem.test if len(problem.test) else problem.samples[0]).take([0])
+        inputs = problem.transform.normalise(one.inputs, self.task.dtype).to(device)
+        last = torch.full_like(one.targets, classes - 1).to(device)
+        try:
+            self.task.loss(self.task.predict(self.task.start(), inputs), last)
+        except Exception as error:  # whatever the model and the loss may raise
+            shape = list(inputs.shape[1:])
+            raise BadValue(
+                "model",
+                self.experiment.model,
+                f"a model that takes inputs of shape {shape} and gives {classes} scores",
+                (str(error).splitlines() or [type(error).__name__])[0],
+            ) from error
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.experiment.epochs * self.steps_per_epoch
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the state."""
+        samples = self._earlier_samples + self.engine.samples
+        about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        clock = self.transport.clock
+        return about if clock is None else {**about, "clock": clock.state()}
+
+    def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
+        """Goes on from a checkpoint."""
+        self.state = state
+        self.epoch, self.seconds = about["epoch"], about["seconds"]
+        self.step = about.get("step", self.epoch * self.steps_per_epoch)
+        self._earlier_samples = about["samples"]
+        if self.transport.clock is not None and "clock" in about:
+            self.transport.clock.restore(about["clock"])
+        for kind, value in sent.items():
+            self.transport.sent[kind].copy_(value)
+
+    def events(self) -> Iterator[Event]:
+        """Trains to the end; yields after every step and every epoch."""
+        experiment = self.experiment
+        yield Started(self.task.size, self.note)
+        while self.epoch < experiment.epochs:
+            lr = experiment.lr * self.decay(self.epoch, experiment.epochs)
+            while self.step < (self.epoch + 1) * self.steps_per_epoch:
+                started = time.perf_counter()
+                hood, batch = self.hood.at(self.step), self.batches.at(self.step)
+                self.state = self.algorithm.step(self.state, hood, batch, lr)
+                self.losses.append(self._checked_loss(hood, self.step))
+                self.step += 1
+                seconds = time.perf_counter() - started
+                self.seconds += seconds
+                if self.transport.clock is not None:
+                    self.transport.clock.compute(seconds / len(hood.agents))
+                yield StepDone(self.step, self.steps, self.losses[-1])
+            self.epoch += 1
+            due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
+            self._check_models()
+            record = self.record(lr) if due else None
+            self._check_record(record or {})
+            yield EpochDone(self.epoch, record)
+            self.losses.clear()
+
+    def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
+        loss_A = hood.loss_A
+        assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
+        if not bool(torch.isfinite(loss_A).all()):
+            row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
+            what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
+            raise self._diverged(what, step + 1)
+        return float(loss_A.mean())
+
+    def _check_models(self) -> None:
+        # Of the last step no loss is known yet, and a checkpoint must be good.
+        bad = torch.nonzero(~torch.isfinite(self.state.x_AD).all(1)).flatten()
+        if len(bad):
+            what = f"model: not finite at agent {self.hood.agents[int(bad[0])]}"
+            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _check_losses(self, loss_N: Tensor) -> None:
+        for agent in torch.nonzero(~torch.isfinite(loss_N)).flatten()[:1]:
+            number = self.transport.placement.number(int(agent))
+            what = f"loss: {float(loss_N[agent])} at agent {number}"
+            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _check_record(self, record: Record) -> None:
+        for name, value in record.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                what = f"{name}: {value} of all agents together"
+                raise self._diverged(what, self.epoch * self.steps_per_epoch)
+
+    def _diverged(self, what: str, step: int) -> ParleyError:
+        remedy = f"{DIVERGED}; try a smaller lr (now {self.experiment.lr:g})"
+        return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
+
+    def _by_agent(self, values: list[float]) -> list[float | None]:
+        """In the order of the experiment's agents, with nothing for those who are absent."""
+        numbers = self.transport.placement.numbers or range(len(values))
+        present = dict(zip(numbers, values, strict=True))
+        return [present.get(agent) for agent in range(self.experiment.agents)]
+
+    def record(self, lr: float) -> Record:
+        """All metrics at this point, the same on every worker."""
+        experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
+        gamma = self.algorithm.gossip_rate
+        mean_D = metrics.mean_model(x_AD, transport)
+        loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
+        self._check_losses(loss_N)
+        gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
+        gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
+        mean = self.test.score(mean_D)
+        # An agent that has just come has made no step of this epoch.
+        hosted = len(self.hood.agents) if self.losses else 0
+        loss = sum(self.losses) / max(len(self.losses), 1) * hosted
+        trained = transport.sum(torch.tensor([loss, hosted], dtype=torch.float64))
+        sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
+        samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
+        record: Record = {
+            "epoch": self.epoch,
+            "step": self.epoch * self.steps_per_epoch,
+            "lr": lr,
+            "loss": mean.loss,
+            "loss_train": float(trained[0] / trained[1].clamp(min=1)),
+            "accuracy_mean_model": mean.accuracy,
+            "accuracy_own": float(own_N.mean()),
+            "accuracy_own_min": float(own_N.min()),
+            "accuracy_own_max": float(own_N.max()),
+            "accuracy_after_gossip": float(gossiped_N.mean()),
+            "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
+            "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "distance_agents": self._by_agent(
+                [float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()]
+            ),
+            "bytes_models": float(sent["models"]),
+            "bytes_cross_gradients": float(sent["cross_gradients"]),
+        }
+        if experiment.bias_norms != "off":
+            samples_before = self.engine.samples
+            batch = self.batches.at(self.epoch * self.steps_per_epoch)
+            norms = metrics.bias_norms(x_AD, batch, self.hood, experiment.bias_norms)
+            record["epsilon_norm"], record["omega_norm"] = norms
+            self.engine.samples = samples_before  # measuring is not training
+        seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
+        record["seconds"] = round(seconds, 3)
+        record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
+        if transport.clock is not None:
+            record["seconds_network"] = round(transport.clock.seconds(), 3)
+        record["peak_memory_mb"] = round(metrics.peak_memory_mb(transport), 1)
+        return record

@@ -1,0 +1,1 @@
+"""What people and trackers see while runs go on."""

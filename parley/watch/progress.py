@@ -1,0 +1,266 @@
+"""What a person sees while a run goes on: a bar in a terminal or notebook, else plain lines."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from datetime import timedelta
+from html import escape
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from parley.experiment import Experiment
+from parley.training.run import EpochDone, Event, Record, Started, StepDone
+
+console = Console(stderr=True)
+"""Everything meant for eyes goes to stderr; stdout is for results."""
+
+REDRAWN = 0.2
+"""Seconds from one picture of a bar to the next in a notebook."""
+
+
+class RateColumn(ProgressColumn):
+    """How fast it goes."""
+
+    def render(self, task: Task) -> Text:
+        """Steps (or epochs) a second."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{_few_digits(speed)}/s", style="progress.data.speed")
+
+
+def bars() -> Progress:
+    """The look of all progress bars."""
+    return Progress(*_columns(), TextColumn("{task.fields[status]}"), console=console)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
+        TextColumn("{task.description:<14}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeRemainingColumn(),
+    )
+
+
+class _TwoLines(Progress):
+    """A bar, and below it a line for what would not fit beside it."""
+
+    status = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        if self.status:
+            yield Text(self.status, overflow="ellipsis", no_wrap=True)
+
+
+def _few_digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def megabytes(record: Record) -> float:
+    """What an agent has sent so far, in MB."""
+    return float(record["bytes_models"] + record["bytes_cross_gradients"]) / 1e6
+
+
+def brief(record: Record) -> str:
+    """A record in so few words that they fit beside a bar."""
+    return f"{record['accuracy_mean_model']:.1%} averaged, {record['accuracy_own']:.1%} own"
+
+
+def status(record: Record) -> str:
+    """A record in a few words."""
+    gossiped, sent = f"{record['accuracy_after_gossip']:.1%}", f"{megabytes(record):.2f}"
+    distance = f"{record['consensus_distance']:.3g}"
+    return f"accuracy {brief(record)}, {gossiped} gossiped, distance {distance}, {sent} MB sent"
+
+
+class _Clock:
+    """How fast steps are made, and how long the rest will take at that rate."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first: int | None = None
+        self.step = self.steps = 0
+
+    def tick(self, event: StepDone) -> None:
+        """A step has been made; the first may be far from the beginning, in a resumed run."""
+        if self._first is None:
+            self._first, self._began = event.step, time.monotonic()
+        self.step, self.steps = event.step, event.steps
+
+    @property
+    def rate(self) -> float | None:
+        """Steps a second, evaluation included."""
+        passed = time.monotonic() - self._began
+        made = self.step - (self._first or 0)
+        return made / passed if made and passed > 0 else None
+
+    @property
+    def left(self) -> str:
+        """As 0:01:23; empty while nothing is known."""
+        if not self.rate or self.step >= self.steps:
+            return ""
+        return str(timedelta(seconds=round((self.steps - self.step) / self.rate)))
+
+    def words(self) -> str:
+        """For a line."""
+        rate = f", {_few_digits(self.rate)} steps/s" if self.rate else ""
+        return rate + (f", {self.left} left" if self.left else "")
+
+
+class _Show(ABC):
+    """One way to show a run."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.label = experiment.algorithm.label
+        self.epochs = experiment.epochs
+
+    def start(self) -> None:
+        """Before the first event."""
+        return
+
+    @abstractmethod
+    def step(self, event: StepDone) -> None: ...
+
+    @abstractmethod
+    def epoch(self, event: EpochDone) -> None: ...
+
+    def stop(self) -> None:
+        """After the last event, also when the run fails."""
+        return
+
+
+class _Terminal(_Show):
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._bars = _TwoLines(*_columns(), console=console)
+        self._task: TaskID | None = None
+
+    def start(self) -> None:
+        self._bars.start()
+
+    def step(self, event: StepDone) -> None:
+        if self._task is None:
+            # The first step may be far from the beginning, when a run is resumed.
+            self._task = self._bars.add_task(
+                self.label, total=event.steps, completed=event.step - 1
+            )
+        self._bars.update(self._task, completed=event.step)
+
+    def epoch(self, event: EpochDone) -> None:
+        if event.record:
+            self._bars.status = f"epoch {event.epoch}: {status(event.record)}"
+
+    def stop(self) -> None:
+        self._bars.stop()
+
+
+class _Lines(_Show):
+    """For logs: one line for every record, nothing that moves."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._clock = _Clock()
+
+    def step(self, event: StepDone) -> None:
+        self._clock.tick(event)
+
+    def epoch(self, event: EpochDone) -> None:
+        if event.record:
+            line = f"{self.label}: epoch {event.epoch} of {self.epochs}: {status(event.record)}"
+            print(f"{line}{self._clock.words()}", file=sys.stderr, flush=True)
+
+
+class _Notebook(_Show):
+    """A display that is renewed in place: plain HTML, no widgets, so it stays when it is saved."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._clock = _Clock()
+        self._handle: Any = None
+        self._drawn = 0.0
+        self._status = ""
+
+    def start(self) -> None:
+        from IPython.display import display
+
+        self._handle = display(self._content(), raw=True, display_id=True)
+
+    def step(self, event: StepDone) -> None:
+        self._clock.tick(event)
+        if time.monotonic() - self._drawn > REDRAWN:
+            self._draw()
+
+    def epoch(self, event: EpochDone) -> None:
+        if event.record:
+            self._status = f"epoch {event.epoch} of {self.epochs}: {status(event.record)}"
+            self._draw()
+
+    def stop(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._handle.update(self._content(), raw=True)
+
+    def _content(self) -> dict[str, str]:
+        clock = self._clock
+        done = f"{clock.step}/{clock.steps}{clock.words()}" if clock.steps else "starting"
+        html = (
+            f'<div style="font-family:monospace"><b>{escape(self.label)}</b> '
+            f'<progress value="{clock.step}" max="{clock.steps or 1}" aria-label="progress">'
+            f"</progress> {escape(done)}<br>{escape(self._status)}</div>"
+        )
+        plain = f"{self.label} {done} {self._status}".rstrip()
+        return {"text/html": html, "text/plain": plain}
+
+
+class TrainingProgress:
+    """Shows the events of one run, in the way that fits to where it runs."""
+
+    def __init__(self, experiment: Experiment, shown: bool = True) -> None:
+        self._show: _Show | None = None
+        if shown:
+            kind = _Notebook if console.is_jupyter else _Terminal if console.is_terminal else _Lines
+            self._show = kind(experiment)
+
+    def __enter__(self) -> Self:
+        if self._show:
+            self._show.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if self._show:
+            self._show.stop()
+
+    def __call__(self, event: Event) -> None:
+        """One more event."""
+        if self._show is None:
+            return
+        match event:
+            case Started():
+                if event.note:
+                    console.print(f"note: {event.note}", highlight=False)
+            case StepDone():
+                self._show.step(event)
+            case EpochDone():
+                self._show.epoch(event)

@@ -1,0 +1,229 @@
+"""Trackers that receive the metrics of a run as it goes on: TensorBoard, Weights & Biases, MLflow.
+
+All are optional (``pip install 'parley[trackers]'``) and write to local folders: what a run logs
+leaves the machine only where the user has told the tracker so by its own environment variables
+(``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
+"""
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from parley.errors import BadValue, unknown_name
+from parley.experiment import Experiment
+from parley.store.folder import RunFolder
+from parley.training.run import EpochDone, Event, Record
+from parley.watch.progress import console
+
+Watcher = Callable[[Event], None]
+
+
+def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names of trackers from ``tensorboard,mlflow``; checks that they are known and installed.
+
+    >>> parse("tensorbord")
+    Traceback (most recent call last):
+    parley.errors.BadValue: log: 'tensorbord' is not valid (did you mean 'tensorboard'?);
+    valid: mlflow, tensorboard, wandb
+    >>> parse(None)
+    ()
+    """
+    given = log.split(",") if isinstance(log, str) else (log or ())
+    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown_name("log", name, TRACKERS)
+        try:
+            import_module(TRACKERS[name].package)
+        except ImportError as error:
+            because = f"{error.name or name} is not installed"
+            raise BadValue("log", name, "after pip install 'parley[trackers]'", because) from None
+    return names
+
+
+class Tracker(ABC):
+    """One run, as told to one tracker."""
+
+    package: str
+
+    @abstractmethod
+    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None: ...
+
+    @abstractmethod
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """What was measured after so many steps."""
+
+    @abstractmethod
+    def close(self, complete: bool) -> None:
+        """Nothing more comes."""
+
+
+class TensorBoard(Tracker):
+    """Event files in ``tensorboard/`` of the run's folder."""
+
+    package = "tensorboard"
+
+    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an interrupted run has written is told again from the start.
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
+        self._writer.add_text("experiment", f"```toml\n{experiment.to_toml()}\n```")
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """As scalars, on disk before this returns."""
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self, complete: bool) -> None:
+        """Ends the run there too."""
+        self._writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """A run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise."""
+
+    package = "wandb"
+
+    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "parley"),
+            name=name,
+            group=experiment.algorithm.label,
+            dir=str(folder),
+            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            config=flat(experiment),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """As one row of the run's history."""
+        self._run.log(metrics, step=step)
+
+    def close(self, complete: bool) -> None:
+        """Ends the run there too."""
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+class MLflow(Tracker):
+    """A run in ``mlflow/`` of the run's folder, or where ``MLFLOW_TRACKING_URI`` says."""
+
+    package = "mlflow"
+
+    def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
+        # MLflow asks for a database unless told that a plain folder is meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        local = (folder / "mlflow").resolve().as_uri()
+        self._client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", local))
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", "parley")
+        known = self._client.get_experiment_by_name(project)
+        where = known.experiment_id if known else self._client.create_experiment(project)
+        self._run = self._client.create_run(where, run_name=name).info.run_id
+        params = [Param(key, str(value)) for key, value in flat(experiment).items()]
+        self._client.log_batch(self._run, params=params)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        """As metrics of the run."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        found = [Metric(key, value, now, step) for key, value in metrics.items()]
+        for start in range(0, len(found), 1000):  # as many as a batch may have
+            self._client.log_batch(self._run, metrics=found[start : start + 1000])
+
+    def close(self, complete: bool) -> None:
+        """Ends the run there too."""
+        self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+def flat(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as one table.
+
+    >>> flat(Experiment.of(algorithm="ngc"))["algorithm.alpha"]
+    1.0
+    """
+    made: dict[str, Any] = {}
+    for name, value in experiment.model_dump(exclude_none=True).items():
+        if isinstance(value, dict):
+            made |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            made[name] = value
+    return made
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """A record as numbers; those of single agents as ``accuracy_agents/3``.
+
+    >>> scalars({"epoch": 2, "loss": 0.5, "accuracy_agents": [0.25, 0.75]})
+    {'epoch': 2.0, 'loss': 0.5, 'accuracy_agents/0': 0.25, 'accuracy_agents/1': 0.75}
+    """
+    made: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, list):
+            made |= {f"{name}/{agent}": float(v) for agent, v in enumerate(value)}
+        else:
+            made[name] = float(value)
+    return made
+
+
+@contextmanager
+def logging(
+    names: Sequence[str], experiment: Experiment, out: Path, watch: Watcher
+) -> Iterator[Watcher]:
+    """A watcher that also tells the trackers of those names every record of the run in `out`.
+
+    A tracker is opened with the first new record. In a resumed run it is then told all earlier
+    ones too, so that what it has is complete. A tracker that fails is done without: the records
+    are on disk whatever becomes of it.
+    """
+    opened: dict[str, Tracker] = {}
+    pending = list(names)
+
+    def tell(name: str, record: Record) -> None:
+        records = [record]
+        if name not in opened:
+            title = f"{experiment.algorithm.label} {experiment.data} seed {experiment.seed}"
+            opened[name] = TRACKERS[name](experiment, title, out)
+            records = RunFolder(out).records()
+        for each in records:
+            opened[name].log(scalars(each), int(each["step"]))
+
+    def both(event: Event) -> None:
+        if isinstance(event, EpochDone) and event.record:
+            for name in list(pending):
+                try:
+                    tell(name, event.record)
+                except Exception as error:  # whatever a tracker may raise
+                    pending.remove(name)
+                    why = " ".join(str(error).split())[:200]
+                    note = f"note: {name} fails ({why}); the run goes on without it"
+                    console.print(note, highlight=False, markup=False, soft_wrap=True)
+        watch(event)
+
+    complete = False
+    try:
+        yield both
+        complete = True
+    finally:
+        for tracker in opened.values():
+            with suppress(Exception):
+                tracker.close(complete)

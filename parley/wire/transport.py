@@ -1,0 +1,477 @@
+"""Moving messages along edges: the only thing that differs between placements.
+
+Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes of a message.
+
+`Local` is for all agents in one process, where a message is an index away. `Processes` is for
+agents spread over workers: point-to-point messages of `torch.distributed`, in one canonical order,
+each behind a header that is checked on arrival. Both count what every hosted agent hands to the
+wire, header included, whether its neighbour lives in this process or not.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parley.errors import ParleyError
+from parley.graphs import Edge, Topology
+from parley.wire.clock import Clock
+from parley.wire.codec import Codec
+from parley.wire.placement import Placement
+
+Kind = Literal["models", "cross_gradients", "evaluation"]
+"""What a message is about; bytes are counted apart for each."""
+
+KINDS: tuple[Kind, ...] = ("models", "cross_gradients", "evaluation")
+
+HEADER = np.dtype(
+    [
+        ("magic", "S4"),
+        ("version", "<u2"),
+        ("kind", "u1"),
+        ("codec", "u1"),
+        ("step", "<u8"),
+        ("sender", "<u4"),
+        ("receiver", "<u4"),
+        ("length", "<u8"),
+    ]
+)
+"""What stands before every message: 32 bytes."""
+MAGIC, VERSION = b"PRLY", 1
+
+UNDER_WAY = 4
+"""Rounds whose replies may be under way at once: more would be more memory, fewer more waiting."""
+
+
+class WorkerLost(ParleyError):
+    """Another worker can no longer be reached; why, it has said elsewhere if at all."""
+
+
+class Transfer:
+    """Messages on their way between workers, while this one goes on with something else."""
+
+    def __init__(
+        self,
+        requests: Sequence[dist.Work],
+        inbox: Tensor,
+        expected: Tensor,
+        sent: Tensor,
+        order: Tensor | None = None,
+    ) -> None:
+        self._requests = list(requests)
+        self._inbox_RB = inbox
+        self._expected = expected
+        self._sent = sent  # has to stay until it is sent
+        self._order = order
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is under way any more."""
+        return not self._requests
+
+    def wait(self) -> Tensor:
+        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        if self._requests:
+            with _reaching_others():
+                for request in self._requests:
+                    request.wait()
+            self._requests = []
+            _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+        wire_RB = self._inbox_RB[:, HEADER.itemsize :]
+        return wire_RB if self._order is None else _rows(wire_RB, self._order)
+
+
+class Arrivals:
+    """Messages that arrive on the incoming edges, to be taken one round at a time.
+
+    Those of other workers are waited for when they are first asked for.
+    """
+
+    def __init__(
+        self, own_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor], others: Transfer | None
+    ) -> None:
+        self._own_RB = own_RB
+        self._rows_of = rows_of
+        self._others = others
+        self._wire_RB: Tensor | None = None if others else own_RB
+
+    def of(self, edges: tuple[int, ...]) -> Tensor:
+        """The messages on the edges of one round, ``uint8[E, B]``."""
+        if self._wire_RB is None:
+            assert self._others is not None
+            arrived_RB = self._others.wait().to(self._own_RB.device)
+            self._wire_RB = torch.cat([self._own_RB, arrived_RB])
+        return _rows(self._wire_RB, self._rows_of[edges])
+
+    def of_others(self, edges: tuple[int, ...]) -> Tensor:
+        """The same for edges that all begin in other workers, without touching the own messages."""
+        assert self._others is not None
+        rows = self._rows_of[edges] - len(self._own_RB)
+        return _rows(self._others.wait(), rows).to(self._own_RB.device)
+
+
+class Transport(ABC):
+    """Carries messages forward along edges and replies back along the same edges."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.topology = placement.topology
+        self.step = 0
+        """Goes into headers; set by the training loop."""
+        self.clock: Clock | None = None
+        """Tells how long messages would take on some network, where one is simulated."""
+        self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
+        """Bytes that each hosted agent has handed to the wire."""
+        edges, row, rounds = self.topology.edges, placement.row, self.topology.rounds
+        self.incoming_of = [tuple(e for e in r if edges[e][1] in row) for r in rounds]
+        """The incoming edges of each round."""
+        self.outgoing_of = [tuple(e for e in r if edges[e][0] in row) for r in rounds]
+        """The outgoing edges of each round."""
+        self.inside = [
+            tuple(e for e in r if edges[e][0] in row and edges[e][1] in row) for r in rounds
+        ]
+        """The edges of each round with both ends here."""
+        self.from_others = [tuple(e for e in r if edges[e][0] not in row) for r in self.incoming_of]
+        """The incoming edges of each round that begin in another worker."""
+        self.to_others = [tuple(e for e in r if edges[e][1] not in row) for r in self.outgoing_of]
+        """The outgoing edges of each round that end in another worker."""
+        self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
+        self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
+
+    def on(self, topology: Topology) -> Self:
+        """The same agents in the same places on another graph; bytes are counted together."""
+        other = type(self)(replace(self.placement, topology=topology))
+        other.sent = self.sent
+        other.clock = self.clock
+        return other
+
+    def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
+        """Every agent sends its message to all its out-neighbours."""
+        self._count(kind, self._senders, wire_AB.shape[1])
+        self._time(kind, self.topology.edges, wire_AB.shape[1])
+        return self._forward(wire_AB, kind, codec)
+
+    def backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        """Starts to reply to the round's incoming edges; what it returns waits for the replies on
+        the round's outgoing edges and gives them."""
+        self.count_replies(round_, kind, wire_EB.shape[1])
+        return self._backward(wire_EB, round_, kind, codec)
+
+    def backward_to_others(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Transfer | None:
+        """Starts to reply to the round's edges in `from_others`; the replies on its edges in
+        `to_others` arrive meanwhile. Counts nothing: `count_replies` does, for all edges."""
+        return None
+
+    def along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        """Messages along some edges only; returns those that arrive here, in the edges' order."""
+        row, ends = self.placement.row, self.topology.edges
+        senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
+        self._count(kind, senders, wire_AB.shape[1])
+        self._time(kind, [ends[e] for e in edges], wire_AB.shape[1])
+        return self._along(edges, wire_AB, kind, codec)
+
+    def count_server(self, kind: Kind, length: int) -> None:
+        """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
+        size = HEADER.itemsize + length
+        others = self.topology.agents - 1
+        for row, agent in enumerate(self.placement.agents):
+            self.sent[kind][row] += size * (others if agent == 0 else 1)
+
+    def count_replies(self, round_: int, kind: Kind, length: int) -> None:
+        """Counts a reply of so many bytes on each of the round's incoming edges."""
+        self._count(kind, self._repliers[round_], length)
+        if self.clock is not None:
+            if round_ % UNDER_WAY == 0:
+                self.clock.settle()
+            ends = self.topology.edges
+            replies = [ends[e][::-1] for e in self.incoming_of[round_]]
+            self._time(kind, replies, length, later=True)
+
+    def _time(self, kind: Kind, edges: Sequence[Edge], length: int, later: bool = False) -> None:
+        """Lets the simulated network carry a message along each of these edges."""
+        if self.clock is not None and kind != "evaluation":
+            self.clock.send(edges, HEADER.itemsize + length, self.step, later)
+
+    def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
+        size = HEADER.itemsize + length
+        self.sent[kind].index_add_(0, senders, torch.full_like(senders, size))
+
+    @abstractmethod
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals: ...
+
+    @abstractmethod
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]: ...
+
+    @abstractmethod
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor: ...
+
+    @abstractmethod
+    def gather(self, values_A: Tensor) -> Tensor:
+        """The rows of all agents, in agent order, on every worker."""
+
+    @abstractmethod
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker."""
+
+    @abstractmethod
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+
+
+def _rows(wire_RB: Tensor, rows: Tensor) -> Tensor:
+    """Some messages, copied; for bytes many times as fast as ``wire_RB[rows]``."""
+    return wire_RB.index_select(0, rows.to(wire_RB.device))
+
+
+def _index(values: Iterator[int]) -> Tensor:
+    return torch.tensor(list(values), dtype=torch.int64)
+
+
+class Local(Transport):
+    """All agents in this process."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement)
+        edges = self.topology.edges
+        self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
+
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
+        return Arrivals(wire_AB, self._sources, None)
+
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        # All edges are both incoming and outgoing here, in the same order.
+        return lambda: wire_EB
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        return _rows(wire_AB, _index(self.topology.edges[e][0] for e in edges))
+
+    def gather(self, values_A: Tensor) -> Tensor:
+        """All rows are here."""
+        return values_A
+
+    def sum(self, values: Tensor) -> Tensor:
+        """There is one worker."""
+        return values
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """There is one worker."""
+        return values
+
+
+class _Route:
+    """One direction of traffic, worked out once: what goes to whom and what comes from whom.
+
+    All messages for one worker go in one transfer, in the order of the edges' numbers, which both
+    ends know.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        own: Mapping[int, int],
+        rows: int,
+        expected: Sequence[int],
+        reply: bool,
+    ) -> None:
+        """`own` is the row, of so many, of the message for each edge; `expected` are the edges
+        on which messages arrive."""
+        edges, worker_of, here = placement.topology.edges, placement.worker_of, placement.here
+        near, far = (1, 0) if reply else (0, 1)
+
+        def sorted_by_worker(candidates: Iterator[int] | Sequence[int], end: int) -> list[int]:
+            remote = [e for e in candidates if worker_of[edges[e][end]] != here]
+            return sorted(remote, key=lambda e: (worker_of[edges[e][end]], e))
+
+        def parts(chosen: list[int], end: int) -> list[tuple[int, slice]]:
+            """The rows for each worker."""
+            groups = groupby(range(len(chosen)), lambda r: worker_of[edges[chosen[r]][end]])
+            bounds = [(worker, list(r)) for worker, r in groups]
+            return [(worker, slice(r[0], r[-1] + 1)) for worker, r in bounds]
+
+        def headers(chosen: list[int]) -> Any:
+            made = np.zeros(len(chosen), HEADER)
+            made["magic"], made["version"] = MAGIC, VERSION
+            made["sender"] = [edges[e][near] for e in chosen]
+            made["receiver"] = [edges[e][far] for e in chosen]
+            return made
+
+        leaving, arriving = sorted_by_worker(iter(own), far), sorted_by_worker(expected, near)
+        self.to, self.of = parts(leaving, far), parts(arriving, near)
+        self.leaving, self.arriving = headers(leaving), headers(arriving)
+        self.rows = _index(own[e] for e in leaving)
+        self.row_of = {e: rows + r for r, e in enumerate(arriving)}
+        """Where a message lies once the arrived ones stand behind the own ones."""
+        self.row_of |= {e: own[e] for e in expected if worker_of[edges[e][near]] == here}
+
+
+class Processes(Transport):
+    """Agents spread over the processes of a `torch.distributed` group."""
+
+    overlap = True
+    """Whether there is something else to do while messages are under way; without, each is waited
+    for where it is sent."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__(placement)
+        if placement.workers != dist.get_world_size():
+            raise ParleyError(
+                f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
+            )
+        if placement.here != dist.get_rank():
+            raise ParleyError(
+                f"placement: this is process {dist.get_rank()}, not worker {placement.here}"
+            )
+        # Gloo moves memory of the CPU; NCCL that of the GPU.
+        self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        edges, row = self.topology.edges, placement.row
+        models = {e: row[edges[e][0]] for e in placement.outgoing}
+        self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
+        rounds = {*self.incoming_of, *self.from_others}
+        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in rounds}
+        self._back = [
+            _Route(placement, {e: r for r, e in enumerate(came)}, len(came), went, reply=True)
+            for came, went in zip(self.incoming_of, self.outgoing_of, strict=True)
+        ]
+        self._replied = [
+            _index(route.row_of[e] for e in r)
+            for route, r in zip(self._back, self.outgoing_of, strict=True)
+        ]
+        self._back_to_others = [
+            _Route(placement, {e: r for r, e in enumerate(came)}, 0, went, reply=True)
+            for came, went in zip(self.from_others, self.to_others, strict=True)
+        ]
+        self._under_way: list[Transfer] = []
+
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
+        self._settle()
+        return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
+
+    def _backward(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Callable[[], Tensor]:
+        everything = self._swap(self._back[round_], wire_EB, kind, codec)
+        return lambda: _rows(everything(), self._replied[round_])
+
+    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+        row, ends = self.placement.row, self.topology.edges
+        own = {e: row[ends[e][0]] for e in edges if ends[e][0] in row}
+        expected = [e for e in edges if ends[e][1] in row]
+        route = _Route(self.placement, own, len(row), expected, reply=False)
+        wire_RB = self._swap(route, wire_AB, kind, codec)()
+        return _rows(wire_RB, _index(route.row_of[e] for e in expected))
+
+    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
+        """Sends messages to the other workers; waits, when called, for theirs and gives the own
+        ones followed by the arrived."""
+        transfer = self._start(route, wire, kind, codec)
+        if transfer is None:
+            return lambda: wire
+        return lambda: torch.cat([wire, transfer.wait().to(wire.device)])
+
+    def backward_to_others(
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+    ) -> Transfer | None:
+        """Replies to other workers only, while this one goes on."""
+        route = self._back_to_others[round_]
+        order = _index(route.row_of[e] for e in self.to_others[round_])
+        return self._start(route, wire_EB, kind, codec, order)
+
+    def _start(
+        self, route: _Route, wire: Tensor, kind: Kind, codec: Codec, order: Tensor | None = None
+    ) -> Transfer | None:
+        """Sends messages to the other workers and lets theirs come."""
+        if not (route.to or route.of):
+            return None
+
+        def stamp(headers: Any) -> Tensor:
+            headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
+            headers["step"], headers["length"] = self.step, wire.shape[1]
+            return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
+
+        device = self._wire_device
+        parcels = torch.cat(
+            [stamp(route.leaving).to(device), _rows(wire, route.rows).to(device)], 1
+        )
+        inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
+        with _reaching_others():
+            sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
+            receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
+            # Gloo tells a sender that its message is awaited on the connection that also carries
+            # the own message, behind which it would wait: the two directions would take turns.
+            requests = dist.batch_isend_irecv(receipts + sends)
+        transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
+        if not self.overlap:
+            transfer.wait()
+        self._under_way = [t for t in self._under_way if not t.done] + [transfer]
+        return transfer
+
+    def _settle(self) -> None:
+        """Nothing that nobody has asked for stays under way: its memory must not go before it."""
+        for transfer in self._under_way:
+            transfer.wait()
+        self._under_way = []
+
+    def gather(self, values_A: Tensor) -> Tensor:
+        """The rows of all agents, in agent order, on every worker."""
+        everyone = self.placement.worker_of
+        all_rows = values_A.new_zeros(len(everyone), *values_A.shape[1:])
+        all_rows[list(self.placement.agents)] = values_A
+        return self.sum(all_rows)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker."""
+        self._settle()
+        total = values.to(self._wire_device, copy=True)
+        with _reaching_others():
+            dist.all_reduce(total)
+        return total.to(values.device)
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
+        sent = values.to(self._wire_device, copy=True).contiguous()
+        with _reaching_others():
+            dist.broadcast(sent, self.placement.worker_of[agent])
+        return sent.to(values.device)
+
+
+@contextmanager
+def _reaching_others() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise WorkerLost(f"another worker has gone ({str(error).splitlines()[0]})") from None
+
+
+def _check(got: Tensor, expected: Tensor) -> None:
+    """Refuses messages whose headers are not the expected ones."""
+    wrong = (got != expected).any(1).nonzero()
+    if len(wrong):
+        row = int(wrong[0])
+        raise ParleyError(
+            f"a message does not fit: expected {_words(expected[row])}; got {_words(got[row])}"
+        )
+
+
+def _words(header: Tensor) -> str:
+    h = header.contiguous().numpy().view(HEADER)[0]
+    kind = KINDS[h["kind"]] if h["kind"] < len(KINDS) else f"kind {h['kind']}"
+    return (
+        f"{bytes(h['magic'])!r} version {h['version']}, {kind}, codec {h['codec']}, "
+        f"step {h['step']}, agent {h['sender']} to {h['receiver']}, {h['length']} bytes"
+    )

@@ -1,0 +1,109 @@
+"""Which engine is used: what may be tried, what was fastest, and what is remembered."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from parley import models
+from parley.compute import choose as engines
+from parley.compute.engine import Engine, LoopEngine, Pairs, Share
+from parley.compute.task import Task
+from parley.data import Batch, cache_folder
+from parley.errors import BadValue
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARLEY_CACHE", str(tmp_path))
+
+
+def batch(rows: int = 3, size: int = 4) -> Batch:
+    weights = torch.full((rows, size), 1 / size)
+    inputs, targets = torch.randn(rows, size, 1, 8, 8), torch.randint(10, (rows, size))
+    return Batch(inputs, targets, weights, (size,) * rows, tuple(range(rows)), 0)
+
+
+def task(name: str = "mlp") -> Task:
+    return Task(models.build(name, (1, 8, 8), 10))
+
+
+class Branching(nn.Module):
+    """Cannot be batched: it looks at its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x.flatten(1))
+        return y if float(y.sum()) > 1e9 else y * 2
+
+
+def test_the_fastest_is_found_once_and_remembered(monkeypatch):
+    tried = []
+    seconds = {"fused": 3.0, "stacked": 2.0, "loop": 1.0}
+    monkeypatch.setattr(engines, "_trial", lambda name, *_: tried.append(name) or seconds[name])
+    assert engines.fastest(task(), batch()) == "loop"
+    assert engines.fastest(task(), batch()) == "loop"
+    assert tried == engines.candidates(task())
+    assert list(json.loads((cache_folder() / "engines.json").read_text()).values()) == ["loop"]
+
+
+def test_another_model_or_batch_is_tried_anew(monkeypatch):
+    tried = []
+    monkeypatch.setattr(engines, "_trial", lambda name, *_: tried.append(name) or 1.0)
+    engines.fastest(task(), batch())
+    engines.fastest(task("logistic"), batch())
+    engines.fastest(task(), batch(size=5))
+    assert tried == engines.candidates(task()) * 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": "loop"}'])
+def test_a_damaged_memory_is_no_obstacle(text):
+    (cache_folder() / "engines.json").write_text(text)
+    assert engines.fastest(task(), batch()) in engines.candidates(task())
+
+
+def test_what_cannot_be_batched_goes_one_by_one():
+    branching = Task(Branching())
+    assert engines.candidates(branching) == ["vmap", "loop"]
+    assert engines.fastest(branching, batch()) == "loop"
+
+
+def test_a_model_that_does_not_work_is_not_hidden():
+    with pytest.raises(RuntimeError):
+        engines.fastest(Task(nn.Sequential(nn.Flatten(), nn.Linear(3, 10))), batch())
+
+
+def test_unknown_engine():
+    with pytest.raises(BadValue, match=r"engine: 'stackd' .*did you mean 'stacked'"):
+        engines.build("stackd", task())
+
+
+@pytest.mark.parametrize("name", ["loop", "vmap", "stacked", "fused"])
+@pytest.mark.parametrize("few", [1, 1 << 30], ids=["one at a time", "all at once"])
+def test_accumulating_is_adding_up(name, few, monkeypatch):
+    monkeypatch.setattr("parley.compute.engine.ACCUMULATED_BYTES", few)
+    network, data = task(), batch()
+    engine: Engine
+    try:
+        engine = engines.build(name, network)
+    except BadValue as error:
+        pytest.skip(str(error))
+    x_AD = network.start() + torch.randn(3, network.size) / 10
+    pairs = Pairs(*map(torch.tensor, ([1, 2, 0, 0], [0, 1, 2, 1], [1, 2, 0, 0])))
+    shares = [
+        Share(torch.tensor([0, 1, 2, 1]), torch.tensor([0.5, 0.25, 1.0, 2.0])),
+        Share(torch.tensor([1, 2, 0, 0]), torch.tensor([1.0, 1.0, 0.0, 3.0])),
+    ]
+    start_AD = torch.randn(3, network.size)
+    sum_AD = start_AD.clone()
+    engine.accumulate(x_AD, data, pairs, shares, sum_AD)
+    _, g_PD = LoopEngine(network).gradients(x_AD[pairs.models], data, pairs.rows, pairs.owners)
+    for targets, weights in shares:
+        for target, weight, g_D in zip(targets, weights, g_PD, strict=True):
+            start_AD[target] += weight * g_D
+    torch.testing.assert_close(sum_AD, start_AD, rtol=1e-4, atol=1e-5)
+    assert engine.samples == 4 * 4

@@ -1,0 +1,430 @@
+"""Presets, costs, campaigns and reports."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import parley
+from parley import models
+from parley.cli import reproduce as cli
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.reproduce import campaign, costs, presets, report
+from parley.reproduce.campaign import Order
+from parley.reproduce.presets import Paper, Preset, Reduction, figures, select
+from parley.reproduce.presets import presets as all_presets
+from parley.store import status
+from parley.store.folder import ENVIRONMENT, EXPERIMENT, SUMMARY, RunFolder
+
+runner = CliRunner()
+
+
+def command(*arguments: str) -> Any:
+    return runner.invoke(cli.app, list(arguments), catch_exceptions=True)
+
+
+# What there is
+
+
+def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
+    cells = [p for p in all_presets().values() if p.paper]
+    assert len(cells) == 132
+    folders = {p.folder for p in all_presets().values()}
+    assert len(folders) == len(all_presets())
+    for preset in all_presets().values():
+        run, printed = preset.experiment("as-run"), preset.experiment("as-printed")
+        for e in (run, printed):
+            assert (e.data, e.model, e.agents) == (preset.data, preset.model, preset.agents)
+            assert (e.lr, e.epochs, e.batch) == (preset.lr, preset.epochs, preset.batch)
+            assert e.algorithm.model_dump().items() >= dict(preset.hyper).items()
+            assert e.algorithm.weight_decay == 0  # type: ignore[attr-defined]
+            assert e.gossip_rounds == 51
+        assert run.same_as(printed)
+        for variant in ("as-run", "as-printed"):
+            assert costs.graph_of(preset, variant).agents == preset.agents
+
+
+def test_one_choice_as_printed_changes_nothing_else() -> None:
+    seen = set()
+    for preset in all_presets().values():
+        run = preset.experiment("as-run")
+        for variant in presets.variants()[2:]:
+            choice = variant.removeprefix("as-run-but-")
+            try:
+                made = preset.experiment(variant)
+            except BadValue as error:
+                assert variant in str(error) and preset.name in str(error)
+                continue
+            seen.add((preset.method, choice))
+            printed = preset.experiment("as-printed")
+            option = presets.CHOICES[choice]
+            if choice == "evonorm":
+                assert made.model_options == printed.model_options != run.model_options
+                assert made.algorithm == run.algorithm and made.topology == run.topology
+            else:
+                changed = {option: getattr(printed.algorithm, option)}
+                assert made.algorithm == run.algorithm.model_copy(update=changed) != run.algorithm
+                assert run.same_as(made) == ["algorithm"]
+    assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
+    assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
+    assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
+
+
+def test_hyper_parameters_of_some_cells() -> None:
+    known = all_presets()
+    cga = known["cifar10/cnn5/ring/10/cga"].experiment()
+    assert cga.algorithm == parley.algorithms.CGA.as_run(momentum=0.9, gamma=0.5)
+    assert (cga.lr, cga.lr_decay, cga.model_options) == (0.01, "step", {"evonorm": "hard-swish"})
+    torus = known["cifar10/cnn5/torus/20/ngc-alpha0"]
+    assert torus.experiment().topology == "circulant:1,5"
+    assert torus.experiment("as-printed").topology == "torus"
+    assert torus.experiment("as-printed").model_options == {"evonorm": "s0"}
+    assert torus.experiment().algorithm.alpha == 0  # type: ignore[attr-defined]
+    text = known["ag_news/bert-mini/ring/8/ngc"].experiment()
+    decay = parley.schedule.parse_decay(text.lr_decay)
+    assert [decay(epoch, 3) for epoch in range(3)] == [1.0, 1.0, 0.1]
+    assert text.evaluate_every == 1
+    assert known["cifar100/resnet20/ring/5/ngc"].experiment().batch == 20
+
+
+def test_figures_are_made_of_presets() -> None:
+    lines = {line for figure in figures().values() for line in figure.lines.values()}
+    assert lines == {name for name in all_presets() if name.startswith("figures/")}
+    norms = all_presets()["figures/methods/10/cga"]
+    assert norms.experiment().bias_norms == "run"
+    assert norms.experiment("as-printed").bias_norms == "printed"
+    assert norms.experiment().lr_decay == "exponential:0.981"
+    sweep = [all_presets()[f"figures/alpha/10/{a}"].hyper["gamma"] for a in ("0", "0.5", "1")]
+    assert sweep == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("name", [n for n in costs.SHAPES if n != "digits"])
+def test_presets_name_options_that_the_networks_have(name: str) -> None:
+    for preset in (p for p in all_presets().values() if p.data == name):
+        assert set(preset.experiment().model_options) <= set(models.options(preset.model))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fashion_mnist/lenet5/ring/10/ncg",), "fashion_mnist/lenet5/ring/10/ngc"),
+        (("fashion-mnist",), "fashion_mnist"),
+        (("fashion_mnist", 7), "valid: 5, 10 for fashion_mnist"),
+        (("fashion_mnist", 5, ["sgd"]), "did you mean 'dpsgd'"),
+        (("figures", None, ["dpsgd"]), "valid: cga, ngc for figures"),
+    ],
+)
+def test_wrong_names_are_met_with_the_nearest(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(BadValue, match=words):
+        select(*arguments)
+
+
+def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
+    preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
+    whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 20))
+    assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-20-epochs"
+    assert "20 of 100 epochs" in short.label
+    assert set(short.experiment.same_as(whole.experiment)) == {"epochs", "evaluate_every"}
+    assert not preset.reduced(100, 1.0)
+    with pytest.raises(BadValue, match="1 to 100"):
+        preset.experiment(reduction=Reduction(200))
+    with pytest.raises(BadValue, match="above 0, below 1"):
+        preset.experiment(reduction=Reduction(None, 1.5))
+    curve = all_presets()["figures/iid/5/ring"]
+    decay = parley.schedule.parse_decay(curve.experiment(reduction=Reduction(30)).lr_decay)
+    assert decay(30, 30) == pytest.approx(0.981**300, rel=1e-3)
+
+
+@pytest.mark.skipif("fraction" not in Experiment.model_fields, reason="no such field yet")
+def test_a_fraction_of_the_data_is_an_option() -> None:
+    preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
+    job = campaign.jobs([preset], Order(fraction=0.1), Path("o"))[0]
+    assert job.out.parent.name == "as-run-0.1-data"
+    assert report.parse_form("as-run-0.1-data") == ("as-run", Reduction(None, 0.1))
+
+
+# What it costs
+
+
+def test_costs_follow_samples_and_gradients() -> None:
+    known = all_presets()
+    ngc, dpsgd = (known[f"cifar10/cnn5/torus/20/{m}"] for m in ("ngc", "dpsgd"))
+    assert costs.gradients(dpsgd) == 100 * 50_000
+    assert costs.gradients(ngc) == 5 * costs.gradients(dpsgd)
+    assert costs.gradients(ngc, reduction=Reduction(10, 0.1)) == costs.gradients(ngc) / 100
+    assert costs.hours(ngc, 1000.0) == pytest.approx(
+        (costs.gradients(ngc) + costs.evaluations(ngc) / 3) / 3.6e6
+    )
+
+
+def test_calibration_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
+    monkeypatch.setattr(costs, "BUDGET", 0.05)
+    speed = costs.Calibration().speed(preset)
+    assert speed > 0
+
+    def again(preset: Preset) -> float:
+        raise AssertionError("timed twice")
+
+    monkeypatch.setattr(costs, "measured_speed", again)
+    assert costs.Calibration().speed(preset) == speed
+
+
+def test_the_list_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "measured_speed", lambda preset: 1000.0)
+    shown = command().stdout
+    assert all(p.group in shown for p in all_presets().values())
+    rows = json.loads(command("fashion_mnist", "--agents", "10", "--list", "--json").stdout)
+    assert [row["method"] for row in rows] == list(presets.METHODS)
+    assert rows[3]["gradients"] == 18_000_000 and rows[0]["hours"] > 0
+
+
+# Running, packing, reporting: on digits, which take seconds
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
+    """Two cells of a table that the paper could have had."""
+    made = {}
+    for method, paper in (("dpsgd", 50.0), ("ngc", 90.0)):
+        name = f"digits/logistic/ring/4/{method}"
+        hyper = {"gamma": 1.0, "momentum": 0.0} | ({"alpha": 1.0} if method == "ngc" else {})
+        made[name] = Preset(
+            name, "datasets", "digits", "logistic", "ring", 4, method, "skew:1",
+            epochs=4, batch=32, lr=0.1, lr_decay="step", hyper=hyper, paper=Paper(paper, 2.0),
+        )  # fmt: skip
+    curve = Preset(
+        "figures/non-iid/5/ring", "figures", "digits", "logistic", "ring", 4, "ngc", "skew:1",
+        epochs=4, batch=32, lr=0.1, lr_decay="step", hyper={}, bias_norms=True,
+    )  # fmt: skip
+    known = {**made, curve.name: curve}
+    monkeypatch.setitem(presets.SAMPLES, "digits", 1437)
+    monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
+    monkeypatch.setattr(presets, "presets", lambda: known)
+    monkeypatch.setattr(report, "presets", lambda: known)
+    monkeypatch.setattr(cli, "presets", lambda: known)
+    return list(known.values())
+
+
+def finish(chosen: list[Preset], out: Path, **order: Any) -> dict[str, list[Any]]:
+    return campaign.run(campaign.jobs(chosen, Order(**order), out), 1, out)
+
+
+def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
+    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results"
+    became = finish(small, out, seeds=2)
+    assert len(became["done"]) == 6
+    finish(small[:1], out, epochs=2)
+    summaries = {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)}
+    assert len(summaries) == 7
+    monkeypatch.setattr(costs, "measured_speed", lambda preset: 1000.0)
+    monkeypatch.setattr(cli, "select", lambda *_: small[:2])
+    listed = ("digits", "--seeds", "3", "--parallel", "1", "--out", str(out), "--list")
+    assert "2 runs left, 1 at a time: about" in command(*listed).stdout
+    assert [row["done"] for row in json.loads(command(*listed, "--json").stdout)] == [2, 2]
+    finish(small, out, seeds=2)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)} == summaries
+
+    found = report.collect(out)
+    assert not found.refused
+    whole = {r.preset.name: r for r in found.results if not r.mark}
+    ngc = whole["digits/logistic/ring/4/ngc"]
+    records = [RunFolder(j.out).records()[-1] for j in became["done"] if "4/ngc" in j.label]
+    mean = 50 * sum(r["accuracy_mean_model"] for r in records)
+    assert ngc.mean("accuracy_mean_model") == pytest.approx(mean)
+    assert ngc.deviation("accuracy_mean_model") == pytest.approx((mean - 90) / 2)
+    (reduced,) = [r for r in found.results if r.mark]
+    assert reduced.mark == "2 of 4 epochs" and reduced.share == 0.5
+    drawn = [(r.preset.method, r.mark) for r in report._fullest(found.results)]
+    assert drawn == [("dpsgd", ""), ("ngc", "")]
+    assert report._fullest([reduced]) == [reduced]
+
+    # The copy has all that the report needs, and none of what it does not.
+    small_out = tmp_path / "kept"
+    assert len(campaign.pack(out, small_out)) == 7
+    assert campaign.pack(out, small_out) == []
+    assert not list(small_out.rglob("checkpoint"))
+    assert report.as_json(report.collect(small_out)) == report.as_json(found)
+
+    shown = command("report", "--out", str(small_out), "--markdown", str(tmp_path / "page.md"))
+    assert shown.exit_code == 0, shown.output
+    page = (tmp_path / "page.md").read_text()
+    assert "reduced: 2 of 4 epochs" in page and "90.00 ± 2.00" in page
+    again = [line for line in page.splitlines() if line.startswith("parley reproduce")]
+    assert again == [
+        "parley reproduce digits/logistic/ring/4 --methods dpsgd,ngc --seeds 2",
+        "parley reproduce digits/logistic/ring/4 --methods dpsgd --seeds 1 --epochs 2",
+    ]
+    for line in page.splitlines():
+        if line.startswith("!["):
+            assert (tmp_path / line.partition("(")[2].rstrip(")")).exists()
+    assert (tmp_path / "pictures" / "figures-epsilon-5.png").exists()
+    assert "digits/logistic/ring/4, reduced: 2 of 4 epochs" in shown.stdout
+
+
+def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) -> None:
+    ngc = small[1:2]
+    finish(ngc, tmp_path, epochs=2, seeds=2)
+    finish(ngc, tmp_path, epochs=2, variant="as-run-but-gradient")
+    finish(ngc, tmp_path, variant="as-run-but-gradient")  # with nothing to stand beside
+    found = report.collect(tmp_path)
+    ends = {r.variant: r.ends[0]["accuracy_after_gossip"] for r in found.results if r.reduction}
+    run, printed = (100 * ends[variant] for variant in ("as-run", "as-run-but-gradient"))
+    assert report.ablations(found.results) == [
+        [
+            "digits/logistic/ring/4/ngc",
+            "gradient",
+            f"{run:.2f}",
+            f"{printed:.2f}",
+            f"{printed - run:+.2f}",
+            "1 seed, 2 of 4 epochs",
+        ]
+    ]
+    page = report.markdown(found, {})
+    assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
+    assert "gradient as printed" not in page, "the paper's table is without it"
+    options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
+    assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
+
+    # Seed by seed: of what only one side has finished, nothing is shown.
+    beside = campaign.jobs(ngc, Order(epochs=2), tmp_path)[0].out
+    (beside / SUMMARY).unlink()
+    assert report.ablations(report.collect(tmp_path).results) == []
+
+
+def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report.write_markdown(page, "new")
+    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    page.write_text("by hand\n")
+    with pytest.raises(BadValue, match="a new file, or one with the lines"):
+        report.write_markdown(page, "new")
+    assert page.read_text() == "by hand\n"
+
+
+def test_interrupted_runs_go_on(small: list[Preset], tmp_path: Path) -> None:
+    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+    finish(small[:1], tmp_path)
+    whole = RunFolder(job.out).records()
+    (job.out / SUMMARY).unlink()
+    assert campaign.state(job) == "begun"
+    assert report.collect(tmp_path).results[0].unfinished == ["seed 0 at epoch 4"]
+    finish(small[:1], tmp_path)
+    again = RunFolder(job.out).records()
+    assert [r["loss"] for r in again] == [r["loss"] for r in whole]
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(
+    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wild = replace(small[0], lr=3e38)
+    monkeypatch.setattr(report, "presets", lambda: {p.name: p for p in (wild, small[1])})
+    became = finish([wild, small[1]], tmp_path)
+    assert [j.label for j in became["failed"]] == [wild.name]
+    assert [j.label for j in became["done"]] == [small[1].name]
+    assert finish([wild], tmp_path)["failed"]  # it is not tried again
+    failed = report.collect(tmp_path).results[0]
+    assert not failed.ends and "diverged" in failed.unfinished[0]
+
+
+def test_a_run_that_another_process_is_at_has_not_failed(
+    small: list[Preset], tmp_path: Path
+) -> None:
+    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+    folder = RunFolder(job.out)
+    folder.open(job.experiment, resume=False)
+    with status.held(folder.path) as locked:
+        assert locked
+        with pytest.raises(ParleyError, match="another process is training into"):
+            finish(small[:1], tmp_path)
+        assert campaign.state(job) == "begun"
+    assert finish(small[:1], tmp_path)["done"]
+
+
+def test_folders_of_other_experiments_and_versions_are_left_alone(
+    small: list[Preset], tmp_path: Path
+) -> None:
+    finish(small[:1], tmp_path)
+    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+    toml = (job.out / EXPERIMENT).read_text()
+    before = sorted(p.name for p in job.out.iterdir())
+
+    (job.out / EXPERIMENT).write_text(toml.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(ParleyError, match=r"holds another experiment .* differs in lr"):
+        finish(small[:1], tmp_path)
+    assert "differs in lr" in report.collect(tmp_path).refused[0]
+
+    (job.out / EXPERIMENT).write_text(toml + "\n[future]\nwarp = 9\n")
+    with pytest.raises(ParleyError, match=r"not an experiment of this version .*future"):
+        finish(small[:1], tmp_path)
+
+    (job.out / EXPERIMENT).write_text(toml)
+    (job.out / SUMMARY).unlink()
+    environment = json.loads((job.out / ENVIRONMENT).read_text())
+    (job.out / ENVIRONMENT).write_text(json.dumps(environment | {"parley": "0.0.0"}))
+    with pytest.raises(ParleyError, match=r"begun by parley 0\.0\.0, this is"):
+        finish(small[:1], tmp_path)
+    assert sorted([*(p.name for p in job.out.iterdir()), SUMMARY]) == before
+
+
+def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None:
+    finish(small[:1], tmp_path / "out")
+    campaign.pack(tmp_path / "out", tmp_path / "kept")
+    (kept,) = campaign.run_folders(tmp_path / "kept")
+    (kept / "records.jsonl").write_text("{}\n")
+    with pytest.raises(ParleyError, match="holds another run"):
+        campaign.pack(tmp_path / "out", tmp_path / "kept")
+    assert (kept / "records.jsonl").read_text() == "{}\n"
+    with pytest.raises(BadValue, match="outside of --out"):
+        campaign.pack(tmp_path / "out", tmp_path / "out" / "kept")
+
+
+def test_what_an_older_version_has_packed_is_still_the_same(
+    small: list[Preset], tmp_path: Path
+) -> None:
+    """Its experiment lacks the fields that have come since."""
+    finish(small[:1], tmp_path / "out")
+    campaign.pack(tmp_path / "out", tmp_path / "kept")
+    (kept,) = campaign.run_folders(tmp_path / "kept")
+    lines = (kept / EXPERIMENT).read_text().splitlines(keepends=True)
+    older = "".join(line for line in lines if not line.startswith(("links", "patience")))
+    assert len(older.splitlines()) == len(lines) - 2
+    (kept / EXPERIMENT).write_text(older)
+    assert campaign.pack(tmp_path / "out", tmp_path / "kept") == []
+    assert (kept / EXPERIMENT).read_text() == older
+
+
+def test_an_absent_dataset_is_found_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("PARLEY_DATA_ROOT", raising=False)
+    chosen = select("fashion_mnist", 10, ["dpsgd"])
+    with pytest.raises(BadValue, match="data: "):
+        finish(chosen, tmp_path / "out", data_root=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing-like-it"], "preset: 'nothing-like-it' is not valid"),
+        (["fashion_mnist", "--seeds", "0"], "seeds: 0 is not valid"),
+        (["fashion_mnist", "--variant", "as-seen"], "variant: 'as-seen'"),
+        (["fashion_mnist", "--fraction", "much"], "fraction: 'much'"),
+        (["report", "--out", "no/such/folder"], "out: 'no/such/folder'"),
+        (["theory", "--momentum", "1"], "momentum: 1.0 is not valid"),
+        (["resources", "--measure", "no-preset"], "preset: 'no-preset'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
+    error = command(*arguments).exception
+    assert isinstance(error, ParleyError)
+    assert words in str(error) and "\n" not in str(error)

@@ -1,0 +1,491 @@
+"""The report: what it reads, what it tells, and that the page works in a real browser."""
+
+import json
+import re
+import shutil
+from datetime import date
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import parley
+from parley import BadValue
+from parley.cli import app as cli
+from parley.errors import ParleyError
+from parley.experiment import Experiment
+from parley.reproduce import cell as paper
+from parley.reproduce.presets import Reduction, presets
+from parley.results import charts, draw
+from parley.results.page import page as report_page
+from parley.results.pictures import pictures
+from parley.results.read import (
+    Group,
+    RecordedRun,
+    curve,
+    field_of,
+    find_runs,
+    group_seeds,
+    parse_records,
+    read_all,
+    read_run,
+)
+from tests.browser import browser, faults, overflow, page
+
+AGENTS, EPOCHS = 4, 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods with two seeds each; ε and ω of one of them only."""
+    root = tmp_path_factory.mktemp("runs")
+    for algorithm in ("ngc", "dpsgd"):
+        for seed in (0, 1):
+            parley.train(
+                algorithm=algorithm, agents=AGENTS, epochs=EPOCHS, seed=seed, progress=False,
+                partition="skew:1", bias_norms="run" if algorithm == "ngc" else "off",
+                out=root / algorithm / f"seed-{seed}",
+            )  # fmt: skip
+    return root
+
+
+@pytest.fixture
+def copied(runs: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(runs, tmp_path / "runs"))
+
+
+def groups_of(path: Path) -> list[Group]:
+    return group_seeds(read_all([path]))
+
+
+def sections(path: Path) -> dict[str, charts.Section]:
+    return {section.name: section for section in charts.sections(groups_of(path))}
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+def test_runs_are_found_below_a_folder_and_seeds_are_grouped(runs: Path) -> None:
+    assert len(find_runs(runs)) == 4 and find_runs(runs / "ngc/seed-1") == [runs / "ngc/seed-1"]
+    first, second = groups_of(runs)
+    assert (first.label, [r.seed for r in first.runs]) == ("D-PSGD", [0, 1])
+    assert (second.label, [r.seed for r in second.runs]) == ("NGC", [0, 1])
+
+
+def test_a_band_is_the_spread_over_seeds(runs: Path) -> None:
+    group = groups_of(runs)[0]
+    found = curve(group, field_of("accuracy_own", 100))
+    values = np.array([[100 * r["accuracy_own"] for r in run.records] for run in group.runs])
+    assert found is not None and found.low is not None and found.high is not None
+    assert found.x == [1, 2, 3, 4] and found.seeds == [2] * EPOCHS
+    np.testing.assert_allclose(found.mean, values.mean(0))
+    np.testing.assert_allclose(np.array(found.high) - found.low, 2 * values.std(0, ddof=1))
+
+
+def test_seeds_that_have_not_come_so_far_do_not_cut_the_others_short(copied: Path) -> None:
+    records = copied / "dpsgd/seed-1/records.jsonl"
+    records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
+    found = curve(groups_of(copied)[0], field_of("loss"))
+    assert found is not None and found.seeds == [2, 2, 1, 1]
+
+
+def test_damaged_lines_are_passed_over_with_a_note(copied: Path) -> None:
+    path = copied / "dpsgd/seed-0/records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        lines[0] + b'{"epoch": 2, "lo\n' + b"[1, 2]\n\xff\xfe\n" + lines[2] + lines[3][:40]
+    )
+    (copied / "dpsgd/seed-0/agents.json").write_text("{")
+    run = read_run(copied / "dpsgd/seed-0")
+    assert [r["epoch"] for r in run.records] == [1, 3]
+    assert run.notes == [
+        "records.jsonl: 3 damaged lines passed over (2, 3, 4)",
+        "agents.json is damaged",
+    ]
+    text = report_page(groups_of(copied))
+    assert "3 damaged lines passed over" in text and "agents.json is damaged" in text
+
+
+def test_a_half_written_line_is_no_damage() -> None:
+    assert parse_records(b'{"epoch": 1}\n{"epoch": 2, "loss": 0.') == ([{"epoch": 1}], [])
+    assert parse_records(b"") == ([], [])
+
+
+def test_an_experiment_of_another_version_is_shown_with_a_note(copied: Path) -> None:
+    path = copied / "ngc/seed-0/experiment.toml"
+    path.write_text("warp_drive = true\n" + path.read_text())
+    group = next(g for g in groups_of(copied) if g.first.experiment is None)
+    assert group.label == "seed-0" and "not understood by this version" in group.first.notes[0]
+    assert "seed-0" in report_page(groups_of(copied))
+
+
+def test_labels_tell_groups_of_one_algorithm_apart(tmp_path: Path) -> None:
+    def run(seed: int, **options: object) -> RecordedRun:
+        experiment = Experiment.of(algorithm="ngc", seed=seed, **options)
+        return RecordedRun(tmp_path, {"seed": seed}, experiment, {}, [], None, None, None)
+
+    made = group_seeds([run(0), run(0, topology="full"), run(1), run(0, alpha=0.5)])
+    labels = [(g.label, len(g.runs)) for g in made]
+    assert labels == [("NGC topology=ring", 2), ("NGC topology=full", 1), ("NGC α=0.5", 1)]
+
+
+# --- what is told ------------------------------------------------------------------------------
+
+
+def test_the_graph_shows_who_holds_what(runs: Path) -> None:
+    [chart] = sections(runs)["graph"].charts  # the same for all four runs
+    assert len(chart["nodes"]) == AGENTS and len(chart["edges"]) == AGENTS
+    about = json.loads((runs / "ngc/seed-0/agents.json").read_text())
+    held = np.array(about["held"])
+    assert held.sum() == 1437 and held.shape == (AGENTS, 10)
+    for agent, node in enumerate(chart["nodes"]):
+        shares = {share["index"]: share["value"] for share in node["shares"]}
+        assert shares == {c: n for c, n in enumerate(held[agent].tolist()) if n}
+    assert all(edge["weight"] == pytest.approx(1 / 3, abs=1e-5) for edge in chart["edges"])
+
+
+def test_older_runs_have_a_graph_without_classes_and_say_why(copied: Path) -> None:
+    for name in ("agents.json", "confusion.json"):
+        for path in copied.rglob(name):
+            path.unlink()
+    made = sections(copied)
+    [chart] = made["graph"].charts
+    assert "shares" not in chart["nodes"][0] and "older version" in made["graph"].text
+    assert not made["confusion"].charts and "run them again" in made["confusion"].missing
+    assert made["confusion"].missing in report_page(groups_of(copied))
+
+
+def test_fields_that_are_not_recorded_are_named(runs: Path, copied: Path) -> None:
+    assert sections(runs / "dpsgd")["bias"].missing.startswith("Not recorded: give a run")
+    both = sections(runs)["bias"]
+    assert len(both.charts) == 2 and "Not recorded for D-PSGD." in both.text
+    for path in copied.rglob("records.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for name in ("bytes_models", "accuracy_agents", "loss_train", "accuracy_own"):
+            for line in lines:
+                del line[name]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = sections(copied)
+    assert made["bytes"].missing == "The records do not count bytes."
+    assert made["agents"].missing == "The records do not tell the agents apart."
+    assert [c["title"] for c in made["loss"].charts] == ["Test loss of the averaged model"]
+    assert len(made["accuracy"].charts) == 2
+    report_page(groups_of(copied))
+
+
+def test_time_on_a_simulated_network_is_an_axis(runs: Path, tmp_path: Path) -> None:
+    assert "network" not in sections(runs), "none was simulated"
+    parley.train(agents=3, epochs=2, links="delay=1", progress=False, out=tmp_path / "ngc")
+    (chart, _) = sections(tmp_path)["network"].charts
+    taken = [r["seconds_network"] for r in read_run(tmp_path / "ngc").records]
+    assert chart["series"][0]["x"] == pytest.approx(taken) and chart["x"]["unit"] == "s"
+
+
+def test_a_run_without_records_yet_has_a_page(copied: Path) -> None:
+    run = copied / "ngc/seed-0"
+    for name in ("records.jsonl", "summary.json", "confusion.json"):
+        (run / name).unlink()
+    made = sections(run)
+    assert made["accuracy"].missing == "There is no record yet."
+    assert made["confusion"].missing == "It is recorded when a run is complete."
+    assert "epoch 0 of 4" in report_page(groups_of(run))
+
+
+def test_the_confusion_is_that_of_the_best_and_the_worst_agent(runs: Path) -> None:
+    folder = runs / "ngc/seed-0"
+    last = read_run(folder).last
+    found = json.loads((folder / "confusion.json").read_text())
+    for name, extreme in (("best", max), ("worst", min)):
+        matrix = np.array(found[name]["matrix"])
+        accuracy = extreme(last["accuracy_agents"])
+        assert matrix.sum() == 360 and found[name]["accuracy"] == accuracy
+        assert matrix.trace() / matrix.sum() == pytest.approx(accuracy, abs=1e-6)
+    titles = [chart["title"] for chart in sections(folder)["confusion"].charts]
+    assert [re.search("worst|best", t)[0] for t in titles] == ["worst", "best"]  # type: ignore[index]
+
+
+def test_many_agents_are_rows_of_a_heat_map(tmp_path: Path) -> None:
+    n = charts.SMALL_MULTIPLES + 1
+    records = [{"epoch": e, "accuracy_agents": [0.01 * e] * n} for e in range(1, 4)]
+    run = RecordedRun(tmp_path, {}, None, {}, records, None, None, None)
+    [chart] = charts.agents_section([Group("many", [run])]).charts
+    assert chart["kind"] == "heat" and np.shape(chart["values"]) == (n, 3)
+    assert chart["values"][0] == [1, 2, 3]
+
+
+def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
+    records = [{"epoch": e, "loss": 1.0 / e} for e in range(1, 2501)]
+    run = RecordedRun(tmp_path, {}, None, {}, records, None, None, None)
+    made = {s.name: s for s in charts.sections([Group("long", [run])])}
+    [series] = made["loss"].charts[0]["series"]
+    assert len(series["x"]) <= charts.POINTS and series["x"][-1] == 2500
+
+
+def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
+    preset = presets()["fashion_mnist/lenet5/ring/10/ngc"]
+    for name, reduction in (("whole", Reduction()), ("short", Reduction(epochs=10))):
+        experiment = preset.experiment(reduction=reduction, evaluate_every=1)
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "experiment.toml").write_text(experiment.to_toml())
+        record = {"epoch": 1, "step": 188, "accuracy_after_gossip": 0.8774}
+        (folder / "records.jsonl").write_text(json.dumps(record) + "\n")
+    text = report_page(groups_of(tmp_path))
+    assert text.count("<td>87.24 ± 0.23</td><td>+0.50</td>") == 2
+    assert f"reduced: 10 of {preset.epochs} epochs" in text
+    assert paper.find_cell(preset.experiment(lr=0.123)) is None
+
+
+# --- the page and the pictures -------------------------------------------------------------------
+
+
+class Outline(HTMLParser):
+    """Headings, and everything that would be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [v or "" for k, v in attrs if k in ("src", "href")]
+
+
+def test_the_page_needs_nothing_else_and_names_cannot_break_it(copied: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>"
+    for path in copied.rglob("agents.json"):
+        about = json.loads(path.read_text())
+        about["classes"][0] = evil
+        path.write_text(json.dumps(about))
+    for path in copied.rglob("environment.json"):
+        path.write_text(json.dumps({"command": f"parley train --data '{evil}'", "cores": 2}))
+    text = report_page(groups_of(copied), date(2030, 1, 2))
+    outline = Outline()
+    outline.feed(text)
+    assert not outline.fetched
+    assert evil not in text and "2030-01-02" in text
+    data = re.search(r'<script type="application/json" id="parley-data">(.*?)</script>', text)
+    assert data and evil in json.loads(data[1])["charts"][0]["classes"]
+
+
+def test_command_versions_and_machine_are_told(runs: Path) -> None:
+    text = report_page(groups_of(runs))
+    environment = json.loads((runs / "ngc/seed-0/environment.json").read_text())
+    assert environment["command"].startswith("python")
+    for name in ("python", "torch", "cores"):
+        assert f"<dt>{name}</dt><dd>{environment[name]}</dd>" in text
+    assert "algorithm" in text and "[algorithm]" in text  # the experiment, as TOML
+
+
+def test_the_same_plots_as_pictures(runs: Path, tmp_path: Path) -> None:
+    written = pictures(groups_of(runs), tmp_path / "figures")
+    wanted = {"overview", "graph", "accuracy", "loss", "distance", "bias", "bytes", "agents"}
+    assert {p.stem for p in written} == wanted | {"confusion"}
+    assert {p.suffix for p in written} == {".png", ".svg"}
+    for name in ("overview", "accuracy", "loss", "distance", "bytes", "agents"):
+        pixels = np.asarray(Image.open(tmp_path / f"figures/{name}.png").convert("RGB"))
+        for colour in draw.LINES[:2]:  # a line for each method
+            rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+            assert (pixels == rgb).all(-1).sum() > 50, (name, colour)
+    svg = (tmp_path / "figures/accuracy.svg").read_text()
+    assert svg.startswith("<?xml") and "Averaged model" in svg.replace("\n", " ")
+
+
+def test_result_plots_and_reports_itself(tmp_path: Path) -> None:
+    result = parley.train(agents=3, epochs=1, progress=False)
+    assert result.plot()._repr_png_()[:4] == b"\x89PNG"
+    assert result.plot(tmp_path / "one.svg").read_text().startswith("<?xml")
+    text = result.report(tmp_path / "one.html").read_text()
+    assert "NGC on digits" in text and '"shares"' in text and "worst agent" in text
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def run_command(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["parley", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_the_command_writes_the_page_beside_the_runs(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_command("report", str(copied), capsys=capsys)
+    assert code == 0 and out == f"written to {copied / 'report.html'}\n"
+    code, out, _ = run_command(
+        "report", str(copied / "ngc"), str(copied / "dpsgd"), "--json",
+        "--out", str(copied / "a/b.html"), "--pictures", str(copied / "figures"), capsys=capsys,
+    )  # fmt: skip
+    told = json.loads(out)
+    assert code == 0 and Path(told["page"]).is_file() and len(told["pictures"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nowhere"], "run: 'nowhere' is not valid (there is none); valid: the folder of a run"),
+        (["file.txt"], "run: 'file.txt' is not valid (it is a file)"),
+        (
+            ["empty"],
+            "run: 'empty' is not valid (neither it nor a folder in it has experiment.toml)",
+        ),
+        (
+            ["empty", "--out", "x.pdf"],
+            "out: 'x.pdf' is not valid; valid: a file that ends in .html",
+        ),
+        (["empty", "--out", "folder.html"], "out: 'folder.html' is not valid (it is a folder)"),
+        (["empty", "--pictures", "file.txt"], "pictures: 'file.txt' is not valid (it is a file)"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.txt").write_text("no run")
+    Path("empty").mkdir()
+    Path("folder.html").mkdir()
+    code, out, err = run_command("report", *words, capsys=capsys)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert complaint in err
+    assert not list(tmp_path.rglob("report.html"))
+
+
+def test_a_graph_that_cannot_be_known_is_no_error(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, {}, None, {}, [], None, None, None)
+    with pytest.raises(ParleyError, match="its experiment cannot be read"):
+        charts.graph_chart(run)
+    assert charts.graph_section([Group("x", [run])]).missing == "x: its experiment cannot be read."
+    with pytest.raises(BadValue, match=r"has no experiment\.toml"):
+        read_run(tmp_path)
+
+
+# --- in a browser --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium() -> object:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shown_page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report_page(groups_of(runs)), encoding="utf-8")
+    return path.as_uri()
+
+
+FIRST = "#accuracy figure:first-of-type"
+LINES = f"{FIRST} svg path[stroke-width='2']"
+
+
+def test_the_page_is_whole_and_without_faults(chromium: object, shown_page: str) -> None:
+    with page(chromium, shown_page) as shown:
+        assert shown.title() == "2 methods on digits"
+        drawn, wanted = shown.locator("svg").count(), shown.locator("figure").count()
+        assert drawn == wanted > 15
+        assert shown.locator("#graph svg image").count() == AGENTS
+        assert faults(shown) == [] and overflow(shown) == 0
+
+
+def test_hovering_shows_values(chromium: object, shown_page: str, runs: Path) -> None:
+    with page(chromium, shown_page) as shown:
+        canvas = shown.locator(f"{FIRST} .parley-canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        shown.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2)
+        shown.mouse.move(box["x"] + box["width"] - 18, box["y"] + box["height"] / 2)
+        tip = shown.locator(f"{FIRST} .parley-canvas b", has_text="epoch 4")
+        tip.wait_for()
+        ends = [100 * r.last["accuracy_mean_model"] for r in groups_of(runs)[0].runs]
+        told = tip.locator("xpath=..").inner_text()
+        assert f"{float(f'{np.mean(ends):.3g}'):g}" in told and "±" in told, told
+
+
+def test_methods_can_be_switched_off_everywhere_at_once(chromium: object, shown_page: str) -> None:
+    with page(chromium, shown_page) as shown:
+        assert shown.locator(LINES).count() == 2
+        button = shown.locator(f"{FIRST} button", has_text="D-PSGD")
+        button.focus()
+        shown.keyboard.press("Enter")
+        shown.wait_for_function(f'document.querySelectorAll("{LINES}").length === 1')
+        states = shown.locator("button", has_text="D-PSGD").evaluate_all(
+            "all => all.map(b => b.getAttribute('aria-pressed'))"
+        )
+        assert set(states) == {"false"} and len(states) > 5
+        shown.keyboard.press("Enter")  # the focus has stayed
+        shown.wait_for_function(f'document.querySelectorAll("{LINES}").length === 2')
+
+
+def test_numbers_for_those_who_cannot_hover(chromium: object, shown_page: str, runs: Path) -> None:
+    with page(chromium, shown_page) as shown:
+        shown.locator(f"{FIRST} summary").click()
+        rows = shown.locator(f"{FIRST} tbody tr")
+        rows.first.wait_for()
+        assert rows.count() == EPOCHS
+        group = groups_of(runs)[0]
+        mean = np.mean([100 * run.last["accuracy_mean_model"] for run in group.runs])
+        assert float(rows.last.locator("td").nth(1).inner_text()) == pytest.approx(mean, rel=5e-3)
+        assert faults(shown) == []
+
+
+def background(shown: object) -> str:
+    return shown.evaluate("getComputedStyle(document.body).backgroundColor")  # type: ignore[attr-defined]
+
+
+def line_colour(shown: object) -> str:
+    return shown.locator(LINES).first.get_attribute("stroke").lower()  # type: ignore[attr-defined]
+
+
+def test_dark_follows_the_system_and_the_button(chromium: object, shown_page: str) -> None:
+    palette = json.loads(
+        Path(parley.__file__).with_name("web").joinpath("palette.json").read_text()
+    )
+    colours = {theme: palette[theme]["lines"][0].lower() for theme in ("light", "dark")}
+    with page(chromium, shown_page, dark=True) as shown:
+        assert (background(shown), line_colour(shown)) == ("rgb(20, 26, 34)", colours["dark"])
+        assert faults(shown) == []
+        shown.locator("#theme").click()
+        assert background(shown) == "rgb(255, 255, 255)"
+        shown.wait_for_function(
+            f"document.querySelector(\"{LINES}\").getAttribute('stroke').toLowerCase() === "
+            f"'{colours['light']}'"
+        )
+    with page(chromium, shown_page) as shown:
+        assert (background(shown), line_colour(shown)) == ("rgb(255, 255, 255)", colours["light"])
+
+
+def test_narrow_windows_need_no_scrolling_sideways(chromium: object, shown_page: str) -> None:
+    with page(chromium, shown_page, width=360, height=700) as shown:
+        assert overflow(shown) == 0 and faults(shown) == []
+        widths = shown.locator("svg").evaluate_all("all => all.map(s => s.clientWidth)")
+        assert min(widths) > 200 and max(widths) <= 360
+
+
+def test_on_paper_it_is_light_and_has_its_charts(chromium: object, shown_page: str) -> None:
+    with page(chromium, shown_page, dark=True) as shown:
+        shown.evaluate(
+            "addEventListener('beforeprint', () => { window.printed = document.querySelector("
+            f"\"{LINES}\").getAttribute('stroke') }})"
+        )
+        paper_bytes = shown.pdf(format="A4")
+        pages = len(re.findall(rb"/Type\s*/Page\b", paper_bytes))
+        assert paper_bytes[:5] == b"%PDF-" and 3 <= pages <= 8
+        assert background(shown) == "rgb(20, 26, 34)"  # dark again on the screen
+        shown.emulate_media(media="print", color_scheme="dark")
+        assert background(shown) == "rgb(255, 255, 255)"
+        heights = shown.locator(".parley-canvas").evaluate_all(
+            "all => all.map(c => c.clientHeight)"
+        )
+        assert min(heights) > 60 and not shown.locator("#theme").is_visible()

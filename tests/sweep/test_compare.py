@@ -1,0 +1,279 @@
+"""Algorithms times seeds: the same numbers however they are run, whatever happens in between."""
+
+import json
+import signal
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from parley import BadValue, Experiment
+from parley.algorithms import ALGORITHMS
+from parley.cli import app as cli
+from parley.sweep import compare
+from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
+from parley.training.run import EpochDone, StepDone
+from parley.watch import progress
+from tests.processes import Command, recorded, records
+
+SMALL = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 2}
+FLAGS = "--agents 3 --model logistic --batch 200 --gossip-rounds 2"
+
+
+def experiments(specs, **options):
+    return [Experiment.of(**SMALL | options, algorithm=a) for a in parse_algorithms(specs, {})]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def run(words):
+        monkeypatch.setattr(sys, "argv", ["parley", "compare", *FLAGS.split(), *words.split()])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        shown = capsys.readouterr()
+        return exit_.value.code, shown.out, shown.err
+
+    return run
+
+
+# --- what is run ------------------------------------------------------------------------------
+
+
+def test_options_go_to_every_algorithm_that_has_them():
+    chosen = parse_algorithms(
+        " dpsgd, ngc:alpha=0:momentum=0.5 ,cga", {"momentum": 0.9, "alpha": 1}
+    )
+    assert chosen == [
+        {"name": "dpsgd", "momentum": 0.9},
+        {"name": "ngc", "momentum": "0.5", "alpha": "0"},
+        {"name": "cga", "momentum": 0.9},
+    ]
+    assert len(parse_algorithms("all", {})) == len(ALGORITHMS)
+    assert len(parse_algorithms(compare.PAPER, {})) == 6
+    assert parse_algorithms("choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0", {}) == [
+        {"name": "choco", "codec": "topk:0.1", "gamma": "0.5"},
+        {"name": "ngc+topk:0.1", "alpha": "0"},
+    ]
+
+
+def test_labels_tell_apart_what_differs():
+    made = experiments("ngc,ngc:momentum=0.9,ngc:alpha=0.5,ngc:momentum=0.9:gamma=0.5,dpsgd")
+    assert labels(made) == [
+        "NGC", "NGC momentum=0.9", "NGC α=0.5", "NGC momentum=0.9 gamma=0.5", "D-PSGD",
+    ]  # fmt: skip
+    with pytest.raises(BadValue, match="given twice"):
+        labels(experiments("ngc,ngc:alpha=1.0"))
+
+
+def test_every_run_has_a_folder_of_its_own(tmp_path):
+    made = jobs(experiments("ngc:alpha=0.5,dpsgd,ngc", seed=4), 2, tmp_path)
+    assert [str(job.out.relative_to(tmp_path)) for job in made] == [
+        "ngc-alpha-0.5/seed-4", "ngc-alpha-0.5/seed-5", "d-psgd/seed-4", "d-psgd/seed-5",
+        "ngc/seed-4", "ngc/seed-5",
+    ]  # fmt: skip
+    assert [job.experiment.seed for job in made] == [4, 5, 4, 5, 4, 5]
+    assert made[1].experiment == made[0].experiment.replace(seed=5)
+
+
+# --- what comes out ---------------------------------------------------------------------------
+
+
+def test_the_result_is_one_json_object_with_means_and_deviations(command):
+    code, out, err = command(
+        "--algorithms dpsgd,compngc --alpha 0.5 --seeds 3 --epochs 2 --parallel 1 --json --out all"
+    )
+    assert code == 0 and out.count("\n") == 1 and "CompNGC α=0.5, seed 2: accuracy" in err
+    told = json.loads(out)
+    assert told["out"] == "all" and Path("all/curves.png").read_bytes()[:4] == b"\x89PNG"
+    first, second = told["rows"]
+    assert (first["algorithm"], first["label"], first["seeds"]) == ("dpsgd", "D-PSGD", 3)
+    assert (second["algorithm"], second["label"]) == ("compngc", "CompNGC α=0.5")
+    for row, name in ((first, "d-psgd"), (second, "compngc-alpha-0.5")):
+        assert (row["agents"], row["epochs"]) == (3, 2)
+        ends = [json.loads(Path(f"all/{name}/seed-{s}/summary.json").read_text()) for s in range(3)]
+        for key in FIGURES:
+            values = [end[key] for end in ends]
+            assert row[key] == pytest.approx(statistics.fmean(values))
+            assert row[f"{key}_std"] == pytest.approx(statistics.stdev(values))
+    assert first["bytes_cross_gradients"] == 0 < second["bytes_cross_gradients"]
+    table = Path("all/table.md").read_text().splitlines()
+    assert len(table) == 4 and table[2].startswith("| D-PSGD | ")
+    mean, deviation = first["accuracy_mean_model"], first["accuracy_mean_model_std"]
+    assert f"| {100 * mean:.1f} ± {100 * deviation:.1f} |" in table[2]
+
+
+def test_methods_are_compared_by_time_on_a_simulated_network(command):
+    code, out, _ = command(
+        "--algorithms dpsgd,ngc --links delay=10 --seeds 2 --epochs 1 --parallel 1 --json --out all"
+    )
+    assert code == 0
+    once, twice = (row["seconds_network"] for row in json.loads(out)["rows"])
+    assert twice == pytest.approx(2 * once, rel=0.01), "NGC's agents send, and wait, twice"
+    heading, _, first, second = Path("all/table.md").read_text().splitlines()
+    assert heading.endswith("| network seconds |")
+    assert first.endswith(f"| {once:.1f} |") and second.endswith(f"| {twice:.1f} |")
+
+
+def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
+    monkeypatch.setattr(cli.screen, "_width", 80)
+    code, out, _ = command("--algorithm ngc --seeds 1 --epochs 1 --parallel 1 --out one")
+    assert code == 0 and "digits, 3 agents, ring, skew:1, 1 epoch, 1 seed" in out
+    assert "±" not in out and "written to one: table.md" in out
+    row = {"label": "CompNGC", "seeds": 3} | dict.fromkeys(FIGURES, 0.123456)
+    row |= {f"{key}_std": 0.012345 for key in FIGURES} | {"bytes_models": 123456789.0}
+    shown = Console(width=80, color_system=None)
+    with shown.capture() as captured:
+        shown.print(compare.table([row]))
+    assert "CompNGC  12.3 ± 1.2  12.3 ± 1.2  12.3 ± 1.2  0.123 ± 0.01   123.46      0.1" in (
+        captured.get()
+    )
+
+
+# --- going on ---------------------------------------------------------------------------------
+
+
+def test_what_is_done_is_not_run_again(command, monkeypatch):
+    assert command("--algorithms dpsgd --seeds 2 --epochs 2 --parallel 1 --out all")[0] == 0
+    before = records(Path("all/d-psgd/seed-0"))
+    executed = []
+    execute = compare.launch.execute
+    monkeypatch.setattr(
+        compare.launch, "execute", lambda e, *rest: executed.append(e) or execute(e, *rest)
+    )
+    words = "--algorithms dpsgd,ngc --seeds 3 --epochs 2 --parallel 1 --out all --resume"
+    assert command(words)[0] == 0
+    assert [(e.algorithm.name, e.seed) for e in executed] == [
+        ("dpsgd", 2), ("ngc", 0), ("ngc", 1), ("ngc", 2),
+    ]  # fmt: skip
+    assert records(Path("all/d-psgd/seed-0")) == before
+    code, _, err = command(f"{words} --lr 0.7")
+    assert code == 2 and "holds another experiment (it differs in lr)" in err and len(executed) == 4
+
+
+def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
+    huge = "--lr 1e3 --batch 2000 --epochs 20 --seeds 1 --parallel 1 --out all"
+    assert command(f"--algorithms ngc {huge}")[0] == 0
+    code, out, err = command(f"--algorithms dpsgd:weight_decay=1,ngc {huge} --resume")
+    assert code == 2 and out == ""
+    assert "error: D-PSGD, seed 0: loss: " in err and "try a smaller lr" in err
+    assert len(records(Path("all/ngc/seed-0"))) == 20
+
+
+def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
+    """Ctrl-C while two runs go on at once; then the rest, again side by side."""
+    words = f"compare {FLAGS} --algorithms dpsgd,ngc --seeds 1 --epochs 200 --evaluate-every 50"
+    folder = tmp_path / "stopped"
+    stopped = Command(tmp_path, *words.split(), "--out", folder, "--parallel", "2")
+    runs = [folder / "d-psgd" / "seed-0", folder / "ngc" / "seed-0"]
+    assert stopped.until(lambda: all(recorded(run) for run in runs)), stopped.err
+    stopped.interrupt_all()
+    assert stopped.wait() == 130, stopped.err
+    assert "Traceback" not in stopped.err
+    assert f"to go on: the same command with --out {folder} --resume" in stopped.err
+    assert stopped.nothing_left()
+    assert not (folder / "table.md").exists()
+    assert not all((run / "summary.json").exists() for run in runs)
+    told = [run / "status.json" for run in runs if not (run / "summary.json").exists()]
+    assert all(json.loads(path.read_text())["state"] == "stopped" for path in told)
+
+    made = jobs(experiments("dpsgd,ngc", epochs=200, evaluate_every=50), 1, folder)
+    compare.compare(made, 2, folder, resume=True)
+    straight = jobs(experiments("dpsgd,ngc", epochs=200, evaluate_every=50), 1, tmp_path / "whole")
+    compare.compare(straight, 1, tmp_path / "whole", resume=False)
+    for one, other in zip(made, straight, strict=True):
+        assert len(records(one.out)) == 4 and records(one.out) == records(other.out)
+
+
+def test_runs_end_with_a_command_that_is_killed(tmp_path):
+    words = f"compare {FLAGS} --algorithms dpsgd,ngc --seeds 1 --epochs 1000000 --parallel 2"
+    killed = Command(tmp_path, *words.split(), "--evaluate-every", "1000", "--out", tmp_path / "a")
+    runs = [tmp_path / "a" / name / "seed-0" / "status.json" for name in ("d-psgd", "ngc")]
+    assert killed.until(lambda: all(run.exists() for run in runs)), killed.err
+    killed.send(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert killed.nothing_left()
+
+
+def test_a_mistake_in_a_later_run_is_told_as_it_is(tmp_path):
+    good, bad = experiments("dpsgd", epochs=1)[0], experiments("ngc", epochs=1, model="lenet5")[0]
+    todo = [Job(e.algorithm.label, e, tmp_path / e.algorithm.name) for e in (good, bad)]
+    with pytest.raises(BadValue, match="model: 'lenet5' is not valid"):
+        compare.compare(todo, 1, tmp_path, resume=True)
+    assert len(records(tmp_path / "dpsgd")) == 1 and not (tmp_path / "ngc").exists()
+
+
+# --- what is shown meanwhile ------------------------------------------------------------------
+
+
+def test_bars_count_the_epochs_of_all_seeds_also_when_resumed(tmp_path, monkeypatch):
+    terminal = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
+    monkeypatch.setattr(compare, "console", terminal)
+    monkeypatch.setattr(progress, "console", terminal)
+    todo = jobs(experiments("ngc", epochs=10), 2, tmp_path)
+    board = compare._Board(todo)
+    record = {"accuracy_mean_model": 0.5, "accuracy_own": 0.25}
+    with board.live():
+        board.show(todo[0], EpochDone(4, None))  # resumed: three epochs were made before
+        board.show(todo[1], EpochDone(10, record))
+    (task,) = board._bars.tasks
+    assert (task.completed, task.total) == (14, 20)
+    assert task.fields["status"] == "50.0% averaged, 25.0% own"
+    terminal.file.close()
+    line = (tmp_path / "screen").read_text().splitlines()[-2]
+    assert "NGC" in line and "14/20" in line and "50.0% averaged, 25.0% own" in line
+
+
+def test_bars_move_within_an_epoch(tmp_path, monkeypatch):
+    terminal = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
+    monkeypatch.setattr(compare, "console", terminal)
+    (job,) = jobs(experiments("ngc", epochs=10), 1, tmp_path)
+    board = compare._Board([job])
+    board.show(job, StepDone(36, 100, 0.5))
+    assert board._bars.tasks[0].completed == pytest.approx(3.6)
+    terminal.file.close()
+
+
+def test_a_log_of_long_runs_has_a_line_a_minute_and_one_for_each_end(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
+    file = (tmp_path / "log").open("w")
+    monkeypatch.setattr(compare, "console", Console(file=file))
+    (job,) = jobs(experiments("ngc", epochs=10), 1, tmp_path)
+    board = compare._Board([job])
+    record = dict.fromkeys(("accuracy_mean_model", "accuracy_own", "accuracy_after_gossip"), 0.5)
+    record |= {"consensus_distance": 0.25, "bytes_models": 1e6, "bytes_cross_gradients": 5e5}
+    told = "accuracy 50.0% averaged, 50.0% own, 50.0% gossiped, distance 0.25, 1.50 MB sent"
+    for at, event in [
+        (0, StepDone(10, 100, 0.5)),
+        (30, EpochDone(3, record)),  # too soon for a line
+        (61, StepDone(40, 100, 0.5)),
+        (100, EpochDone(6, record)),
+        (122, EpochDone(7, record)),
+        (123, EpochDone(10, record)),
+    ]:
+        now[0] = float(at)
+        board.show(job, event)
+    file.close()
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "NGC, seed 0: epoch 4 of 10, 0:02:02 left",
+        f"NGC, seed 0: epoch 7 of 10, {told}, 0:01:01 left",
+        f"NGC, seed 0: {told}",
+    ]
+
+
+def test_runs_tell_of_every_epoch_and_of_few_steps(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
+    heard = []
+    watch = compare._seldom(heard.append)
+    for step in range(1, 101):
+        now[0] = step / 100
+        watch(StepDone(step, 100, 0.5))
+        if step % 10 == 0:
+            watch(EpochDone(step // 10, None))
+    assert [e.epoch for e in heard if isinstance(e, EpochDone)] == list(range(1, 11))
+    assert [e.step for e in heard if isinstance(e, StepDone)] == [50, 100]

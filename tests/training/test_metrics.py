@@ -1,0 +1,207 @@
+"""Every figure of a record against a computation of its own, in numpy or plain torch."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import parley
+from parley.compute.engine import LoopEngine
+from parley.compute.task import Task
+from parley.data import Batches, Transform
+from parley.neighbourhood.verbs import Neighbourhood
+from parley.training import metrics
+from parley.training.run import Problem, Run
+from parley.wire.placement import spread
+from parley.wire.transport import Local
+from tests.small import CLASSES, FEATURES, samples
+
+AGENTS, BATCH, EPOCHS = 5, 4, 3
+FIELDS = {
+    "epoch", "step", "lr", "loss", "loss_train", "accuracy_mean_model", "accuracy_own",
+    "accuracy_own_min", "accuracy_own_max", "accuracy_after_gossip", "accuracy_agents",
+    "distance_agents",
+    "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
+    "gradients_per_second", "peak_memory_mb",
+}  # fmt: skip
+HEADER = 32
+
+
+def linear():
+    torch.manual_seed(7)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def held_out():
+    generator = torch.Generator().manual_seed(9)
+    inputs = torch.randn(41, FEATURES, generator=generator) + 1
+    return inputs, torch.randint(CLASSES, (41,), generator=generator)
+
+
+def run(algorithm, **options):
+    data = [(s.inputs.float(), s.targets) for s in samples(AGENTS)]
+    return parley.train(
+        model=linear, data=data, topology=parley.star(AGENTS), algorithm=algorithm,
+        test=held_out(), epochs=EPOCHS, batch=BATCH, lr=0.3, dtype="float64", gossip_rounds=7,
+        progress=False, **options,
+    )  # fmt: skip
+
+
+def score(x):
+    """Loss and accuracy of a linear model given as one vector."""
+    inputs, targets = (part.numpy().astype(float) for part in held_out())
+    targets = targets.astype(int)
+    weight, bias = x[: FEATURES * CLASSES].reshape(CLASSES, FEATURES), x[FEATURES * CLASSES :]
+    logits = inputs @ weight.T + bias
+    log_sum = np.log(np.exp(logits).sum(1))
+    loss = (log_sum - logits[np.arange(len(targets)), targets]).mean()
+    return loss, (logits.argmax(1) == targets).mean()
+
+
+def test_scores_are_those_of_the_models():
+    result = run("ngc", gamma=0.6)
+    x = result.x_ND.numpy()
+    last = result.records[-1]
+    assert last.keys() == FIELDS
+    loss, accuracy = score(x.mean(0))
+    assert last["loss"] == pytest.approx(loss, abs=1e-12)
+    assert last["accuracy_mean_model"] == accuracy
+    own = [score(row)[1] for row in x]
+    assert last["accuracy_own"] == pytest.approx(np.mean(own))
+    assert (last["accuracy_own_min"], last["accuracy_own_max"]) == (min(own), max(own))
+    assert last["accuracy_agents"] == pytest.approx(own, abs=1e-6)
+    # Seven gossip rounds at the averaging rate of the run.
+    w = parley.star(AGENTS).weights
+    rounds = np.linalg.matrix_power(np.eye(AGENTS) + 0.6 * (w - np.eye(AGENTS)), 7)
+    assert last["accuracy_after_gossip"] == pytest.approx(
+        np.mean([score(row)[1] for row in rounds @ x])
+    )
+    distance = np.sqrt(((x - x.mean(0)) ** 2).sum(1).mean())
+    assert last["consensus_distance"] == pytest.approx(distance, abs=1e-12)
+    apart = np.linalg.norm(x - x.mean(0), axis=1)
+    assert last["distance_agents"] == pytest.approx(apart, rel=1e-5)
+    summary = result.summary
+    lists = {"accuracy_agents", "distance_agents"}
+    assert all(summary[k] == last[k] for k in FIELDS - {"epoch", *lists})
+    assert not lists & set(summary)
+
+
+D = FEATURES * CLASSES + CLASSES
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "reply"),
+    [
+        ("dpsgd", {}, 0),
+        ("ngc", {}, HEADER + 8 * D),
+        ("ngc", {"alpha": 0}, 0),
+        ("cga", {}, HEADER + 8 * D),
+        ("compngc", {}, HEADER + 8 + (D + 7) // 8),
+        ("compcga", {"scope": "tensor"}, HEADER + 2 * 8 + (D + 7) // 8),
+    ],
+)
+def test_bytes_are_messages_times_their_length(algorithm, options, reply):
+    records = run(algorithm, **options).records
+    steps_per_epoch = -(-max(len(s) for s in samples(AGENTS)) // BATCH)
+    # A star of five agents has eight directed edges. Evaluation and its gossip do not count.
+    messages = 8 / AGENTS
+    for epoch, record in enumerate(records, start=1):
+        steps = epoch * steps_per_epoch
+        assert record["step"] == steps
+        assert record["bytes_models"] == pytest.approx(steps * messages * (HEADER + 8 * D))
+        assert record["bytes_cross_gradients"] == pytest.approx(steps * messages * reply)
+
+
+def make_run(algorithm, **options):
+    experiment = parley.Experiment.of(
+        algorithm=algorithm, agents=AGENTS, epochs=EPOCHS, batch=BATCH, lr=0.3, dtype="float64",
+        topology="star", gossip_rounds=1, **options,
+    )  # fmt: skip
+    everyone = samples(AGENTS)
+    problem = Problem(
+        parley.star(AGENTS), linear, everyone, everyone[0], Transform(), ("0", "1", "2")
+    )
+    return Run(experiment, problem, Local(spread(problem.topology, 1))), everyone
+
+
+@pytest.mark.parametrize("bias_norms", ["off", "run"])
+@pytest.mark.parametrize(("algorithm", "own", "edges"), [("dpsgd", 1, 0), ("ngc", 1, 1)])
+def test_samples_are_counted_for_every_gradient_of_training(algorithm, own, edges, bias_norms):
+    worker, everyone = make_run(algorithm, bias_norms=bias_norms)
+    events = list(worker.events())
+    expected = 0
+    batches = Batches(everyone, range(AGENTS), BATCH, Transform(), seed=0)
+    for step in range(worker.steps):
+        for size, degree in zip(batches.at(step).sizes, parley.star(AGENTS).degrees, strict=True):
+            expected += size * (own + edges * degree)
+    assert worker.about()["samples"] == expected
+    last = events[-1].record
+    rate = last["gradients_per_second"] * worker.seconds
+    assert rate == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_loss_of_training_is_the_mean_over_steps_and_agents():
+    worker, _ = make_run("dpsgd")
+    losses, records = [], []
+    for event in worker.events():
+        if hasattr(event, "loss"):
+            losses.append(event.loss)
+        elif hasattr(event, "record"):
+            records.append(event.record)
+    per_epoch = len(losses) // EPOCHS
+    for epoch, record in enumerate(records):
+        mean = np.mean(losses[epoch * per_epoch : (epoch + 1) * per_epoch])
+        assert record["loss_train"] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("topology", [parley.star(AGENTS), parley.directed_ring(AGENTS)])
+def test_bias_norms_are_those_of_the_definition(topology):
+    agents = range(AGENTS)
+    hood = Neighbourhood(
+        Local(spread(topology, 1)), LoopEngine(Task(linear(), dtype=torch.float64))
+    )
+    everyone = samples(AGENTS)
+    batch = Batches(everyone, agents, BATCH, Transform(), 0, dtype=torch.float64).at(0)
+    x = torch.randn(AGENTS, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def gradient(model, data):
+        """Of agent `model`'s parameters on agent `data`'s batch."""
+        module = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
+        nn.utils.vector_to_parameters(x[model], module.parameters())
+        n = batch.sizes[data]
+        loss = nn.functional.cross_entropy(module(batch.inputs[data, :n]), batch.targets[data, :n])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, module.parameters())])
+
+    g = {pair: gradient(*pair) for pair in itertools.product(agents, agents)}
+    printed, as_run = ([], []), ([], [])
+    for i in agents:
+        # ε: the models of those that send to i, on i's data. ω: i's model where i sends it to.
+        heard = [g[j, i] - g[i, i] for j in topology.neighbours(i)]
+        answered = [g[i, j] - g[i, i] for j in agents if i in topology.neighbours(j)]
+        for kind, differences in enumerate((heard, answered)):
+            printed[kind].append(float(sum(differences).norm()) / (len(differences) + 1))
+            ones = [float(d.abs().sum()) / D for d in differences]
+            as_run[kind].append(np.mean(ones))
+    for form, expected in (("printed", printed), ("run", as_run)):
+        found = metrics.bias_norms(x, batch, hood, form)
+        assert found == pytest.approx([np.mean(kind) for kind in expected], abs=1e-12)
+    assert int(hood.transport.sent["models"].sum()) == 0  # measuring is not training
+
+
+def test_bias_norms_are_recorded_on_request():
+    records = run("ngc", bias_norms="printed").records
+    assert records[-1].keys() == FIELDS | {"epsilon_norm", "omega_norm"}
+    # At equal models there is no model variance; here they have been trained apart.
+    assert all(r["epsilon_norm"] > 0 and r["omega_norm"] > 0 for r in records)
+
+
+def test_peak_memory_is_that_of_this_process():
+    record = run("dpsgd").records[-1]
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("needs /proc")
+    peak = int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
+    assert record["peak_memory_mb"] == pytest.approx(peak, rel=0.05)
