@@ -42,13 +42,18 @@ FOLDERS = HERE / "folders"
 
 RELATIVE = 1e-9
 """Far above rounding, which differs between processors, and far below any change of a method."""
+TOLERANCES = {"runs": 1e-6}
+"""For files where it has to be another: networks by name draw their weights in float32, whose last
+digit depends on whether the processor multiplies and adds in one."""
 ABSOLUTE = 1e-12
 """For what is zero but for rounding."""
 SHORTENED = {"distance_agents": 1e-5, "accuracy_agents": 1e-5}
 """Fields of a record that are rounded to about six digits: the last of those may tip over."""
 
 
-def differences(recorded: Any, measured: Any, where: str = "") -> list[str]:
+def differences(
+    recorded: Any, measured: Any, relative: float = RELATIVE, where: str = ""
+) -> list[str]:
     """How what is measured differs from what was recorded, one line each.
 
     What is only in `measured` is no difference: a new flag or field breaks nobody's use.
@@ -65,16 +70,18 @@ def differences(recorded: Any, measured: Any, where: str = "") -> list[str]:
             if key not in measured:
                 found.append(f"{inner}: is missing")
             else:
-                found += differences(value, measured[key], inner)
+                found += differences(value, measured[key], relative, inner)
         return found
     if isinstance(recorded, list) and isinstance(measured, list) and _are_names(recorded):
         return [f"{where}: {name!r} is missing" for name in recorded if name not in measured]
     if isinstance(recorded, list) and isinstance(measured, list) and len(recorded) == len(measured):
         pairs = enumerate(zip(recorded, measured, strict=True))
-        return [line for n, (a, b) in pairs for line in differences(a, b, f"{where}[{n}]")]
+        return [
+            line for n, (a, b) in pairs for line in differences(a, b, relative, f"{where}[{n}]")
+        ]
     if isinstance(recorded, float) and isinstance(measured, (int, float)):
         last = re.sub(r"\[\d+\]$", "", where).rpartition(".")[2]
-        tolerance = 0.0 if last.startswith("bytes_") else SHORTENED.get(last, RELATIVE)
+        tolerance = 0.0 if last.startswith("bytes_") else SHORTENED.get(last, relative)
         if math.isclose(recorded, measured, rel_tol=tolerance, abs_tol=min(tolerance, ABSOLUTE)):
             return []
         change = abs(measured - recorded) / max(abs(recorded), ABSOLUTE)
@@ -175,13 +182,21 @@ FEATURES, CLASSES, SIZES = 6, 3, (24, 17, 33)
 
 
 def net() -> nn.Module:
-    """Smooth, and no entry of its gradient is ever zero: rounding alone flips no sign."""
-    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+    """Smooth, and no entry of its gradient is ever zero: rounding alone flips no sign.
+
+    Torch would draw the weights in float32, and its last digit depends on the processor.
+    """
+    made = nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+    draws = np.random.RandomState(11)  # the same numbers in every version of numpy
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.from_numpy(0.5 * draws.standard_normal(parameter.shape)))
+    return made
 
 
 def samples(agents: int) -> list[tuple[Tensor, Tensor]]:
     """Unequal numbers of samples, at each agent mostly of one class."""
-    draws = np.random.RandomState(7)  # the same numbers in every version of numpy
+    draws = np.random.RandomState(7)
     centres = draws.standard_normal((CLASSES, FEATURES))
     made = []
     for agent in range(agents):
@@ -233,7 +248,14 @@ def trajectory(options: Mapping[str, Any], **how: Any) -> dict[str, Any]:
 
 HEAVY = {"momentum": 0.9}
 DIRECTED = {"topology": "irregular", "weights": "push"}
-PAPER = ("dpsgd", "ngc", "compngc", "cga", "compcga")
+AS_RUN: dict[str, dict[str, Any]] = {
+    "dpsgd": {},
+    "ngc": {},
+    "compngc": {"scope": "tensor"},
+    "cga": {"scope": "tensor", "qp_floor": 0.5, "qp_scale": "neighbourhood"},
+    "compcga": {"scope": "tensor", "qp_floor": 0.5, "qp_scale": "neighbourhood"},
+}
+"""What ``--variant as-run`` sets beside `gradient_at` and `nesterov`: the row of names says so."""
 TRAJECTORIES: dict[str, dict[str, Any]] = {
     "dpsgd": {"algorithm": "dpsgd", **HEAVY, "weight_decay": 0.01, "gamma": 0.8},
     "dpsgd, base": {"algorithm": "dpsgd", **HEAVY, "topology": "base:1", "agents": 6},
@@ -257,10 +279,10 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
     "compcga, scaled": {"algorithm": "compcga", "qp_scale": "neighbourhood", "weight_decay": 0.01},
     **{
         f"{name}, as run": {
-            "algorithm": name, "variant": "as-run", **HEAVY, "model": "logistic", "agents": 6,
-            "topology": "torus:2x3",
+            "algorithm": name, "gradient_at": "mixed", "nesterov": True, **more, **HEAVY,
+            "topology": "torus:2x3", "agents": 6,
         }
-        for name in PAPER
+        for name, more in AS_RUN.items()
     },
     "dmsgd": {"algorithm": "dmsgd", "topology": "directed-ring"},
     "qgm": {"algorithm": "qgm", "mu": 0.8, "weight_decay": 0.01},
@@ -321,6 +343,11 @@ RUNS = {
     "validation": f"{SMALL} --algorithm qgm --validation 0.3 --test-fraction 0.5",
     "random graph": f"{SMALL} --algorithm cga --topology erdos-renyi:0.5 --seed 1",
     "sinkhorn weights": f"{SMALL} --algorithm dpsgd --topology star --weights sinkhorn",
+    "ngc as run": f"{SMALL} --algorithm ngc --variant as-run --momentum 0.9",
+    "cga as run": f"{SMALL} --algorithm cga --variant as-run --momentum 0.9",
+    "unfinished": "--agents 4 --topology ring --algorithm compngc --momentum 0.9 --model mlp "
+    "--model-option hidden=2 --fraction 0.1 --epochs 4 --gossip-rounds 3 --dtype float64 "
+    "--engine loop",  # folders/unfinished, had it not been stopped
     "links": f"{SMALL} --algorithm ngc --links delay=0.05,bandwidth=10M,drop=0.1",
 }
 ON_IMAGES = "--agents 2 --fraction 0.01 --test-fraction 0.05 --epochs 1 --batch 8 --gossip-rounds 0"
@@ -429,9 +456,21 @@ def toml() -> dict[str, Any]:
         return tomllib.loads((folder / "run/experiment.toml").read_text(encoding="utf-8"))
 
 
+def variants() -> dict[str, Any]:
+    """The hyper-parameters that ``--variant as-run`` stands for."""
+    found = {}
+    for name in AS_RUN:
+        line = f"train --algorithm {name} --variant as-run {QUICK} --out run"
+        with told(line) as (_, folder):
+            written = (folder / "run/experiment.toml").read_text(encoding="utf-8")
+            found[name] = tomllib.loads(written)["algorithm"]
+    return found
+
+
 NAMES: dict[str, Callable[[], Any]] = {
     "flags": commands,
     "toml": toml,
+    "as run": variants,
     "json": summary_keys,
     "algorithms": lambda: json_of("algorithms"),
     "combinations": lambda: {
@@ -449,7 +488,9 @@ ROWS: dict[str, dict[str, Callable[[], Any]]] = {
     "runs": {
         **{name: partial(run, line) for name, line in RUNS.items()},
         **{
-            name: partial(run, f"--algorithm dpsgd --dtype float64 --engine loop {ON_IMAGES} {line}")
+            name: partial(
+                run, f"--algorithm dpsgd --dtype float64 --engine loop {ON_IMAGES} {line}"
+            )
             for name, line in MODELS.items()
         },
     },
@@ -457,6 +498,11 @@ ROWS: dict[str, dict[str, Callable[[], Any]]] = {
     "names": NAMES,
 }
 """How each row of each file is measured."""
+
+
+def changes(file: str, name: str, measured: Any) -> list[str]:
+    """How a row differs from what was recorded."""
+    return differences(read(file)[name], measured, TOLERANCES.get(file, RELATIVE))
 
 
 def read(file: str) -> dict[str, Any]:

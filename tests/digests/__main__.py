@@ -11,7 +11,7 @@ from pathlib import Path
 
 import parley
 
-from . import ROWS, TRAJECTORIES, differences, read, trajectory, write
+from . import RELATIVE, ROWS, TOLERANCES, TRAJECTORIES, differences, read, trajectory, write
 
 
 def main() -> None:
@@ -31,6 +31,7 @@ def compare(only: list[str], record: bool) -> bool:
     same = True
     for file, rows in ROWS.items():
         recorded = read(file)
+        tolerance = TOLERANCES.get(file, RELATIVE)
         kept = {}
         for name, measure in rows.items():
             if only and name not in only:
@@ -41,15 +42,14 @@ def compare(only: list[str], record: bool) -> bool:
             if name not in recorded:
                 print(f"{file}: {name}: is new")
                 same = False
-            elif changes := differences(recorded[name], measured):
-                print(f"{file}: {name}: has changed in {len(changes)} places")
-                print(*(f"    {change}" for change in changes), sep="\n")
+            elif changed := differences(recorded[name], measured, tolerance):
+                print(f"{file}: {name}: has changed:", *changed, sep="\n    ")
                 same = False
-            elif not differences(measured, recorded[name]):
-                kept[name] = recorded[name]  # rounding is no change
+            elif more := differences(measured, recorded[name], tolerance):
+                lacks = (line.removesuffix(": is missing") for line in more)
+                print(f"{file}: {name}: the recorded row lacks:", *lacks, sep="\n    ")
             else:
-                print(f"{file}: {name}: has something more:")
-                print(*(f"    {line}" for line in differences(measured, recorded[name])), sep="\n")
+                kept[name] = recorded[name]  # rounding is no change
         for name in recorded.keys() - rows.keys():
             print(f"{file}: {name}: nothing measures it any more")
             same = False
