@@ -139,7 +139,9 @@ def test_an_unfinished_run_goes_on_or_is_refused(folders: Path) -> None:
 def test_a_finished_run_is_left_as_it_is(folders: Path) -> None:
     run = folders / "finished"
     before = contents(run)
-    said = command("train finished/experiment.toml --out finished --resume --json", folders)
+    said = command(
+        "train finished/experiment.toml --engine loop --out finished --resume --json", folders
+    )
     if not refused(said):
         assert said.json == json.loads(before["summary.json"])
     assert {name: before[name] for name in before} == {
@@ -151,13 +153,13 @@ def test_a_finished_run_is_left_as_it_is(folders: Path) -> None:
 def test_an_experiment_file_says_what_it_said(folders: Path, name: str) -> None:
     """Written again, every key is there with the same value."""
     file = folders / name / "experiment.toml"
-    said = command(f"train {file} --workers 1 --epochs 1 --out again", folders)
+    said = command(f"train {file} --workers 1 --engine loop --epochs 1 --out again", folders)
     assert said.code == 0, said.err
     old, new = (
         tomllib.loads(path.read_text(encoding="utf-8"))
         for path in (file, folders / "again/experiment.toml")
     )
-    assert differences(old | {"workers": 1, "epochs": 1}, new) == []
+    assert differences(old | {"workers": 1, "engine": "loop", "epochs": 1}, new) == []
 
 
 def test_an_experiment_may_be_written_by_hand(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_an_experiment_may_be_written_by_hand(tmp_path: Path) -> None:
     (tmp_path / "flat.toml").write_text(flat)
     (tmp_path / "table.toml").write_text(table)
     for name in ("flat", "table"):
-        said = command(f"train {name}.toml --lr 0.1 --out {name}", tmp_path)
+        said = command(f"train {name}.toml --lr 0.1 --engine loop --out {name}", tmp_path)
         assert said.code == 0, said.err
     flat, table = ((tmp_path / name / "experiment.toml").read_text() for name in ("flat", "table"))
     assert flat == table
@@ -178,7 +180,8 @@ def test_an_experiment_may_be_written_by_hand(tmp_path: Path) -> None:
 def test_tuned_settings_are_read(folders: Path) -> None:
     said = command(
         "compare --algorithms dpsgd,ngc --tuned tuned.toml --agents 4 --model logistic "
-        "--fraction 0.05 --epochs 1 --gossip-rounds 0 --seeds 1 --parallel 1 --out all --json",
+        "--fraction 0.05 --epochs 1 --gossip-rounds 0 --seeds 1 --parallel 1 --engine loop "
+        "--out all --json",
         folders,
     )
     assert said.code == 0, said.err

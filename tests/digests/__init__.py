@@ -429,7 +429,7 @@ def keys(value: Any) -> Any:
     return None
 
 
-QUICK = "--agents 3 --model logistic --fraction 0.05 --epochs 1 --gossip-rounds 0"
+QUICK = "--agents 3 --model logistic --fraction 0.05 --epochs 1 --gossip-rounds 0 --engine loop"
 
 
 def summary_keys() -> dict[str, Any]:
@@ -446,14 +446,12 @@ def summary_keys() -> dict[str, Any]:
     found["compare, partitions"] = keys(json_of(f"{compared} --partitions iid,skew:1 --out all"))
     found["data"] = keys(json_of("data digits --agents 3"))
     found["topology"] = keys(json_of("topology base:1 --agents 4"))
-    found["reproduce"] = keys(json_of("reproduce"))
     return found
 
 
 def toml() -> dict[str, Any]:
-    """What a run writes down of itself where little was said: every key, and every default."""
-    with told("train --agents 3 --epochs 1 --fraction 0.05 --threads 1 --out run") as (_, folder):
-        return tomllib.loads((folder / "run/experiment.toml").read_text(encoding="utf-8"))
+    """Every key of an experiment's file, with its default unless there is none."""
+    return tomllib.loads(parley.Experiment.of(threads=1, data_root="data").to_toml())
 
 
 def variants() -> dict[str, Any]:
