@@ -226,7 +226,9 @@ def solve_qp(g: Tensor, rows: Sequence[Tensor], floor: float) -> list[float]:
             free = [a for a in range(m) if not pinned[a]]
             u = [Decimal(floor)] * m
             right = [-q[a] - sum(P[a][b] * u[b] for b in range(m) if pinned[b]) for a in free]
-            for a, value in zip(free, solve([[P[a][b] for b in free] for a in free], right)):
+            for a, value in zip(
+                free, solve([[P[a][b] for b in free] for a in free], right), strict=True
+            ):
                 u[a] = value
             slack = [u[a] - Decimal(floor) for a in free]
             derivative = [dot(P[a], u) + q[a] for a in range(m) if pinned[a]]

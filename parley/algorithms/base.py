@@ -85,7 +85,8 @@ Memory = dict[str, Tensor]
 class Part(BaseModel):
     """A rule of which algorithms are put together, with its hyper-parameters as fields.
 
-    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one.
+    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one. That
+    of each class is called, its parents' too: it makes only what the class itself adds.
     """
 
     model_config = CONFIG
