@@ -27,6 +27,7 @@ from parley import field as whole_field
 from parley import topology as topologies
 from parley import tune as tuning
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
+from parley.algorithms.base import MomentumSGD
 from parley.codec import Dense, ScaledSign
 from parley.crew import usable_cores
 from parley.errors import BadValue, ParleyError, kind_of, valid_values
@@ -731,7 +732,8 @@ def list_algorithms(
         algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
-            as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
+            runs = issubclass(algorithm, MomentumSGD) and option in AS_RUN
+            as_run = f", as run {AS_RUN[option]}" if runs else ""
             line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
             line.append(f"  [{valid_values(field)}]", "dim")
             screen.print(line)

@@ -126,7 +126,7 @@ def test_one_that_is_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_models_that_have_to_be_told_are_sent_once(name: str) -> None:
-    """A start from unequal models costs at most one model on every edge, or to and from a server."""
+    """From unequal models: at most one on every edge, or to a server and back."""
     topology = graph_of(name)
     hood = still(topology)
     hood.apart = True
