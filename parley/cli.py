@@ -380,6 +380,13 @@ def _heading(text: str) -> None:
     screen.print(Text(text, "bold"), soft_wrap=True)
 
 
+def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
+    if absent := done.get("test_samples_absent", 0):
+        some = done["test_samples"]
+        return {"tested on": f"{some} of {some + absent} samples; the others' hosts are absent"}
+    return {}
+
+
 def _summary_table(done: dict[str, Any]) -> Table:
     shown = Table(show_header=False, box=box.SIMPLE)
     lines = {
@@ -387,6 +394,7 @@ def _summary_table(done: dict[str, Any]) -> Table:
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
         f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
         "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+        **_part_of_test_samples(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
         "models sent by each agent": f"{done['bytes_models'] / 1e6:.3f} MB",

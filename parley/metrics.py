@@ -29,6 +29,8 @@ class TestSet:
         device = engine.task.start().device
         self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
         self.targets = samples.targets.to(device)
+        self.count = len(samples)
+        """Samples on which every model is tested."""
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy of a model that every process knows."""
@@ -56,9 +58,10 @@ class OwnTestSets(TestSet):
         self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
     ) -> None:
         super().__init__(samples, transform, engine, transport)
-        self.count = float(transport.sum(torch.tensor(float(len(samples)), dtype=torch.float64)))
+        self.count = int(transport.sum(torch.tensor(len(samples))))
         if not self.count:
-            raise BadValue("data", "own", "a test split at one agent at least", "there is none")
+            valid = "a test split at one agent at least of those that are present"
+            raise BadValue("data", "own", valid, "there is none")
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy on the samples of all."""

@@ -245,7 +245,9 @@ class Run:
         transport: Transport,
         task: Task | None = None,
         steps_per_epoch: int | None = None,
+        test_samples: int | None = None,
     ) -> None:
+        """Where some agents are absent, the last two are what they are with all of them."""
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
@@ -271,6 +273,8 @@ class Run:
         self.hood = Neighbourhood(transport, self.engine)
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
+        self.test_samples_absent = (test_samples or self.test.count) - self.test.count
+        """Test samples that have gone with their hosts."""
         if steps_per_epoch is None:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
             steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
@@ -442,6 +446,7 @@ class Run:
             "epoch": self.epoch,
             "step": self.epoch * self.steps_per_epoch,
             "lr": lr,
+            "test_samples": self.test.count,
             "loss": mean.loss,
             "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
@@ -457,6 +462,8 @@ class Run:
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
+        if self.test_samples_absent:
+            record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
             samples_before = self.engine.samples
             batch = self.batches.at(self.epoch * self.steps_per_epoch)
