@@ -27,6 +27,7 @@ from parley import field as whole_field
 from parley import topology as topologies
 from parley import tune as tuning
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
+from parley.algorithms.base import MomentumSGD
 from parley.codec import Dense, ScaledSign
 from parley.crew import usable_cores
 from parley.errors import BadValue, ParleyError, kind_of, valid_values
@@ -379,6 +380,13 @@ def _heading(text: str) -> None:
     screen.print(Text(text, "bold"), soft_wrap=True)
 
 
+def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
+    if absent := done.get("test_samples_absent", 0):
+        some = done["test_samples"]
+        return {"tested on": f"{some} of {some + absent} samples; the others' hosts are absent"}
+    return {}
+
+
 def _summary_table(done: dict[str, Any]) -> Table:
     shown = Table(show_header=False, box=box.SIMPLE)
     lines = {
@@ -386,6 +394,7 @@ def _summary_table(done: dict[str, Any]) -> Table:
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
         f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
         "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+        **_part_of_test_samples(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
         "models sent by each agent": f"{done['bytes_models'] / 1e6:.3f} MB",
@@ -731,7 +740,8 @@ def list_algorithms(
         algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
-            as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
+            runs = issubclass(algorithm, MomentumSGD) and option in AS_RUN
+            as_run = f", as run {AS_RUN[option]}" if runs else ""
             line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
             line.append(f"  [{valid_values(field)}]", "dim")
             screen.print(line)

@@ -29,6 +29,8 @@ class TestSet:
         device = engine.task.start().device
         self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
         self.targets = samples.targets.to(device)
+        self.count = len(samples)
+        """Samples on which every model is tested."""
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy of a model that every process knows."""
@@ -56,9 +58,10 @@ class OwnTestSets(TestSet):
         self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
     ) -> None:
         super().__init__(samples, transform, engine, transport)
-        self.count = float(transport.sum(torch.tensor(float(len(samples)), dtype=torch.float64)))
+        self.count = int(transport.sum(torch.tensor(len(samples))))
         if not self.count:
-            raise BadValue("data", "own", "a test split at one agent at least", "there is none")
+            valid = "a test split at one agent at least of those that are present"
+            raise BadValue("data", "own", valid, "there is none")
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy on the samples of all."""
@@ -122,9 +125,7 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
     ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
     itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
     """
-    loss_A = hood.loss_A  # measuring is not training: the loss stays that of the last step
     g_AD = hood.gradient(x_AD, batch)
-    hood.loss_A = loss_A
     g_I = hood.cross_gradient(hood.exchange(x_AD, kind="evaluation"), batch)
     g_ID = torch.cat(list(g_I)) if hood.incoming else g_AD[:0]
     r_OD = hood.send_back(hood.stored(g_ID), kind="evaluation")

@@ -262,6 +262,17 @@ def test_a_folder_is_never_overwritten(command, fails):
     assert "is not empty" in fails("compare", SMALL, "--out run")
 
 
+def test_a_summary_on_a_part_of_the_test_samples_says_so(command):
+    _, out, _ = command("train", SMALL, "--out run")
+    assert "tested on" not in out
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["test_samples"] == 360
+    summary |= {"test_samples": 240, "test_samples_absent": 120}
+    Path("run/summary.json").write_text(json.dumps(summary))
+    _, out, _ = command("train", SMALL, "--out run --resume")
+    assert "240 of 360 samples" in out
+
+
 def test_without_a_folder_a_new_one_is_made(command):
     for number in (1, 2):
         code, out, _ = command("train", SMALL, "--epochs 1")

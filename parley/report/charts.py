@@ -297,7 +297,7 @@ def agents_section(groups: Sequence[Group]) -> Section:
         # The same scale everywhere, or the eye compares what it should not.
         chart["y"] = {**y, "min": 0, "max": float(f"{top:.3g}")}
         chart["about"] = about({**chart, "y": {"name": "test accuracy", "unit": "%"}})
-    text = "Test accuracy of each agent's own model, %, over epochs; the whole test set for all."
+    text = "Test accuracy of each agent's own model, %, over epochs; the same test samples for all."
     return Section(name, title, text, charts, small=True)
 
 
