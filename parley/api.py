@@ -241,6 +241,9 @@ def _own_data(
 ) -> Problem:
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
+    test = run.share_of_test(test, experiment)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
     build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
     names = tuple(map(str, range(classes)))
