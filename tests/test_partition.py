@@ -309,10 +309,10 @@ class TestUsedSamples:
         train = data.load("digits").train
         whole = [train.take(part) for part in parts]
         share = cut.get("fraction", 1) * (1 - cut.get("validation", 0))
-        for mine, given in zip(found.samples, whole, strict=True):
-            allowed = {tuple(x.flatten().tolist()) for x in given.inputs}
+        for mine, listed in zip(found.samples, whole, strict=True):
+            allowed = {tuple(x.flatten().tolist()) for x in listed.inputs}
             assert all(tuple(x.flatten().tolist()) in allowed for x in mine.inputs)
-            assert len(mine) == pytest.approx(share * len(given), rel=0.15)
+            assert len(mine) == pytest.approx(share * len(listed), rel=0.15)
 
     def test_the_held_out_samples_do_not_depend_on_the_partition(self, tmp_path):
         spec, _ = self.written(tmp_path)
