@@ -142,8 +142,11 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    given = {"model": not isinstance(model, str), "data": own_data is not None}
+    given["loss"] = loss is not cross_entropy
     experiment = Experiment.of(
         **options,
+        from_python=[name for name, is_own in given.items() if is_own],
         data=data if isinstance(data, str) else "own",
         model=model if isinstance(model, str) else _name(model),
         topology=graph.name if graph else topology,

@@ -191,6 +191,8 @@ TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-o
 
 def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
     for name, field in Experiment.model_fields.items():
+        if name == "from_python":
+            continue  # nothing that a flag could give
         if name in helps:
             yield _flag(name, helps[name], PANELS.get(name, WHAT))
         elif name in TABLES:
@@ -230,6 +232,18 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
         if name in given:
             given[name] = dict(_setting(pair, flag) for pair in given[name])
     return given
+
+
+def _with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file says, with flags on top."""
+    options = on_top(read_file(file) if file else {}, given)
+    if missing := options.get("from_python"):
+        what = " and ".join(missing)
+        named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]
+        valid = ", or ".join(["the Python program that gave them", *named])
+        because = f"its {what} came from Python, and no file holds them"
+        raise BadValue("experiment", str(file), valid, because)
+    return options
 
 
 def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:
@@ -387,7 +401,7 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
-    experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    experiment = Experiment.of(**_with_file(file, _given(flags)))
     part = Host.of(host, agents_here, data_here or ())
     logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
@@ -533,7 +547,7 @@ def _methods(
     one = given.pop("algorithm", None)
     if one and algorithms:
         raise BadValue("algorithm", one, "either --algorithm or --algorithms")
-    options = on_top(read_file(file) if file else {}, given)
+    options = _with_file(file, given)
     options.pop("algorithm", None)
     methods = comparison.parse_algorithms(algorithms or one or default)
     for name in ALGORITHM_OPTIONS:

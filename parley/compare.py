@@ -23,6 +23,7 @@ from rich.table import Table
 from parley import algorithms, launch, run, trackers
 from parley.crew import usable_cores
 from parley.draw import curves_picture
+from parley.enclosed import enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
@@ -215,7 +216,8 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
-            RunFolder(job.out).open(job.experiment, resume)
+            kept = enclosed(job.experiment, run.topology_of(job.experiment))
+            RunFolder(job.out).check(kept.experiment, resume, kept.files)
     settings = {(job.label, job.experiment.partition): job.experiment for job in todo}
     for experiment in settings.values():
         check_graph(experiment)

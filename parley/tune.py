@@ -20,7 +20,7 @@ from parley import compare as comparison
 from parley.algorithms import Algorithm
 from parley.compare import Job, slug
 from parley.errors import BadValue
-from parley.experiment import Experiment, read_toml
+from parley.experiment import Experiment, anchored, read_toml
 from parley.files import write_atomically
 from parley.folder import RunFolder
 
@@ -143,7 +143,9 @@ def write(done: Sequence[Trial], out: Path) -> Path:
         for key, trial in of.items():
             chosen.setdefault(partition, {})[key] = trial.settings
             path = out / slug(partition) / f"{slug(key)}.toml"
-            write_atomically(path, trial.experiment.to_toml())
+            # Its paths are from here, and those of a TOML file from where that lies.
+            whole = anchored(trial.experiment.model_dump(), Path.cwd())
+            write_atomically(path, trial.experiment.model_copy(update=whole).to_toml())
     write_atomically(out / TUNED, tomli_w.dumps(chosen))
     write_atomically(out / "table.md", markdown(done))
     return out / TUNED

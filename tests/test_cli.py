@@ -143,7 +143,7 @@ def records(out):
         ("compare --algorithms ,", "algorithms: ',' is not valid; valid: at least one of dpsgd"),
         ("compare --algorithms ngc,ngc:alpha=1", "algorithms: 'NGC' is not valid (it is given twi"),
         ("compare --algorithm ngc --algorithms ngc", "algorithm: 'ngc' is not valid; valid: eithe"),
-        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid; valid: an option of one"),
+        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid (none of dpsgd has"),
         ("compare --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
         ("compare --out apart.txt", "out: 'apart.txt' is not valid (it is a file); valid: a fold"),
         ("compare --out .", "out: '.' is not valid (it is not empty; --resume goes on with a com"),

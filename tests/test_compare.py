@@ -66,7 +66,7 @@ OTHER = {
 
 
 def test_what_stands_behind_a_name_wins_for_every_field():
-    tables = {"algorithm", "model_options", "data_options"}
+    tables = {"algorithm", "model_options", "data_options", "from_python"}
     assert set(OTHER) == set(Experiment.model_fields) - tables
     common = {name: value for name, (value, _) in OTHER.items()}
     for name, (value, other) in OTHER.items():
