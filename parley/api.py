@@ -142,8 +142,11 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    given = {"model": not isinstance(model, str), "data": own_data is not None}
+    given["loss"] = loss is not cross_entropy
     experiment = Experiment.of(
         **options,
+        from_python=[name for name, is_own in given.items() if is_own],
         data=data if isinstance(data, str) else "own",
         model=model if isinstance(model, str) else _name(model),
         topology=graph.name if graph else topology,
@@ -241,6 +244,9 @@ def _own_data(
 ) -> Problem:
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
+    test = run.share_of_test(test, experiment)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
     build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
     names = tuple(map(str, range(classes)))

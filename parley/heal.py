@@ -37,6 +37,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from parley import checkpoint, data, handshake
 from parley import topology as topologies
+from parley.enclosed import enclosed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.folder import RunFolder
@@ -332,7 +333,7 @@ class Member:
         )
         journal = Journal(self.out, peers)
         first = roster.generation == 0
-        journal.open(self.experiment, self.resume or not first, first)
+        journal.open(enclosed(self.experiment, full), self.resume or not first, first)
         self._take_up(run, journal)
         self._tell(roster, run, journal, bridges)
         journal.describe(self.agents)

@@ -103,14 +103,14 @@ def problem(
     if experiment.data == OWN:
         return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
     source = data.load(experiment.data, experiment.data_root, options, tokenizer)
-    if experiment.fraction < 1:
-        share = data.share_of(source.train, experiment.fraction, experiment.seed)
-        source = replace(source, train=share)
-    if experiment.validation:
-        left, held = data.hold_out(source.train, experiment.validation, experiment.seed)
-        source = replace(source, train=left, test=held)
-    if experiment.test_fraction < 1:
-        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
+    fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
+    targets = source.train.targets
+    used = data.share_of(targets, fraction, seed)
+    if validation:
+        left, held = data.hold_out(targets[used], validation, seed)
+        source = replace(source, test=source.train.take(used[held]))
+        used = used[left]
+    source = replace(source, test=share_of_test(source.test, experiment))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
@@ -119,11 +119,12 @@ def problem(
     if places is not None:
         like, root = experiment.data, experiment.data_root
         found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
-        samples = found.samples
+        # Nobody trains on the common samples, be they held out or not.
+        samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
-        labels = source.train.targets.numpy()
-        partitions.check_labels(labels, classes)
-        split = partitions.partition(experiment.partition, labels, topology, experiment.seed)
+        labels = targets.numpy()
+        partitions.check_labels(labels[used], classes)
+        split = partitions.partition(experiment.partition, labels, topology, seed, used)
         samples = [source.train.take(split.indices[agent]) for agent in hosted]
         note = split.note
     return Problem(
@@ -137,6 +138,13 @@ def problem(
         note=note,
         data_are_own=places is not None,
     )
+
+
+def share_of_test(test: Samples, experiment: Experiment) -> Samples:
+    """The same samples for every seed."""
+    if experiment.test_fraction == 1 or not len(test):
+        return test
+    return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
 
 
 OWN = "own"
@@ -157,9 +165,9 @@ def _own_problem(
         raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
     root, options = experiment.data_root, experiment.data_options
     found = own.load(places, hosted, None, "", root, options, tokenizer)
-    samples = found.samples
-    if experiment.fraction < 1:
-        samples = [data.share_of(s, experiment.fraction, experiment.seed) for s in samples]
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = data.cut_own(found.samples, found.test, fraction, validation, experiment.seed)
+    test = share_of_test(test, experiment)
     if build is None:
         models.check_inputs(experiment.model, samples[0].inputs)
     shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
@@ -168,7 +176,7 @@ def _own_problem(
         topology=topology,
         model=build,
         samples=samples,
-        test=found.test,
+        test=test,
         transform=Transform(),
         class_names=names,
         loss=loss,

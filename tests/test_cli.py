@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -142,7 +143,7 @@ def records(out):
         ("compare --algorithms ,", "algorithms: ',' is not valid; valid: at least one of dpsgd"),
         ("compare --algorithms ngc,ngc:alpha=1", "algorithms: 'NGC' is not valid (it is given twi"),
         ("compare --algorithm ngc --algorithms ngc", "algorithm: 'ngc' is not valid; valid: eithe"),
-        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid; valid: an option of one"),
+        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid (none of dpsgd has"),
         ("compare --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
         ("compare --out apart.txt", "out: 'apart.txt' is not valid (it is a file); valid: a fold"),
         ("compare --out .", "out: '.' is not valid (it is not empty; --resume goes on with a com"),
@@ -313,6 +314,56 @@ def test_help_teaches(command):
         code, out, _ = command(f"{name} --help")
         assert code == 0 and "Usage: parley" in out
     assert command("--version") == (0, f"{parley.__version__}\n", "")
+
+
+def shown_help(command_, name):
+    """The help of every flag of a command, in one line each."""
+    code, out, _ = command_(f"{name} --help")
+    assert code == 0
+    flags: dict[str, str] = {}
+    for line in out.splitlines():
+        if found := re.match(r"│ +--([a-z-]+)", line):
+            flag = found[1]
+        if line.startswith("│") and (flags or found):
+            flags[flag] = f"{flags.get(flag, '')} {line.strip('│').strip()}"
+    return {flag: " ".join(words.split()) for flag, words in flags.items()}
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "tune"])
+def test_help_shows_the_default_of_every_algorithm(command, name):
+    """Read back: what the help says of each algorithm is what its class has."""
+    flags = shown_help(command, name)
+    options = {option for a in ALGORITHMS.values() for option in a.model_fields}
+    for option in options:
+        words = flags[option.replace("_", "-")]
+        found = re.search(r"\(default: ([^)]*)\)", words)
+        assert found, words
+        usual, *others = found[1].split("; ")
+        own = {
+            key: value
+            for value, _, keys in (other.partition(" for ") for other in others)
+            for key in keys.split(", ")
+        }
+        only = re.search(r"Only ([^.]*)\.$", words)
+        lacking = re.search(r"Not ([^.]*)\.$", words)
+        for key, algorithm in ALGORITHMS.items():
+            has = key in only[1].split(", ") if only else True
+            has = has and not (lacking and key in lacking[1].split(", "))
+            assert has == (option in algorithm.model_fields), (option, key)
+            if has:
+                default = str(algorithm.model_fields[option].default).lower()
+                assert own.get(key, usual) == (default or "none"), (option, key)
+
+
+def test_help_shows_the_default_of_every_field(command):
+    flags = shown_help(command, "train")
+    for field, about in Experiment.model_fields.items():
+        if isinstance(about.default, (int, float, str)) and field != "workers":
+            words = flags[field.replace("_", "-")]
+            assert f"(default: {str(about.default).lower() or 'none'})" in words, words
+    tune = shown_help(command, "tune")
+    assert "(default: 0.2)" in tune["validation"] and "default" not in tune["lr"]
+    assert "default" not in shown_help(command, "compare")["algorithm"]
 
 
 def test_algorithms(command):
