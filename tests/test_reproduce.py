@@ -72,6 +72,38 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
     assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
 
 
+def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> None:
+    cga = all_presets()["fashion_mnist/lenet5/ring/10/cga"]
+    run, printed = cga.experiment(), cga.experiment("as-printed")
+    names = ("as-run-but-floor,scale", "as-run-but-scale,floor")
+    one, other = (campaign.jobs([cga], Order(variant=name), Path("o"))[0] for name in names)
+    assert one == other
+    assert one.out.parent.name == "as-run-but-floor,scale"
+    both = {name: getattr(printed.algorithm, name) for name in ("qp_floor", "qp_scale")}
+    assert both == {"qp_floor": 0.0, "qp_scale": "none"}
+    assert one.experiment.algorithm == run.algorithm.model_copy(update=both)
+    every = "as-run-but-gradient,momentum,floor,scale,scope"
+    assert cga.experiment(every).algorithm == printed.algorithm != run.algorithm
+    assert report.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("as-run-but-flor", "some of gradient, momentum, floor"),
+        ("as-run-but-floor,flor", "some of gradient, momentum, floor"),
+        ("as-run-but-floor,floor", "each once"),
+        ("as-run-but-", "some of gradient"),
+        ("as-printed-but-floor", "valid: as-printed, as-run"),
+        ("as-rum", "did you mean 'as-run'"),
+        ("as-run-but-floor,evonorm", "CGA there does not depend on evonorm"),
+    ],
+)
+def test_wrong_variants_are_refused(variant: str, words: str) -> None:
+    with pytest.raises(BadValue, match=words):
+        all_presets()["fashion_mnist/lenet5/ring/10/cga"].experiment(variant)
+
+
 def test_hyper_parameters_of_some_cells() -> None:
     known = all_presets()
     cga = known["cifar10/cnn5/ring/10/cga"].experiment()
@@ -123,9 +155,9 @@ def test_wrong_names_are_met_with_the_nearest(arguments: tuple[Any, ...], words:
 
 def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
-    whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 20))
-    assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-20-epochs"
-    assert "20 of 100 epochs" in short.label
+    whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 8))
+    assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-8-epochs"
+    assert "8 of 100 epochs" in short.label
     assert set(short.experiment.same_as(whole.experiment)) == {"epochs", "evaluate_every"}
     assert not preset.reduced(100, 1.0)
     with pytest.raises(BadValue, match="1 to 100"):

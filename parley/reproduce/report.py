@@ -26,8 +26,11 @@ from parley.reproduce.presets import (
     Figure,
     Preset,
     Reduction,
+    choice_words,
     figures,
+    parse_variant,
     presets,
+    variant_name,
     variant_words,
     variants,
 )
@@ -62,7 +65,7 @@ class Result:
 
     @property
     def is_ablation(self) -> bool:
-        """Whether it is as run but for one choice."""
+        """Whether it is as run but for some choices."""
         return "-but-" in self.variant
 
     @property
@@ -128,12 +131,11 @@ def parse_form(name: str) -> tuple[str, Reduction]:
     >>> parse_form("as-run-20-epochs-0.1-data")
     ('as-run', Reduction(epochs=20, fraction=0.1))
     """
-    known = "|".join(sorted(variants(), reverse=True))  # the longest that fits
-    match = re.fullmatch(rf"({known})(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
+    match = re.fullmatch(r"(as-[a-z,-]+?)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
     if not match:
         raise BadValue("folder", name, ", ".join(variants()) + ", or one of them reduced")
     variant, epochs, fraction = match.groups()
-    return variant, Reduction(
+    return variant_name(variant), Reduction(
         int(epochs) if epochs else None, float(fraction) if fraction else None
     )
 
@@ -257,7 +259,7 @@ def ablations(results: Sequence[Result]) -> list[list[str]]:
             100 * statistics.fmean(r.runs[seed][-1]["accuracy_after_gossip"] for seed in seeds)
             for r in (beside[0], result)
         )
-        words = result.variant.partition("-but-")[2]
+        words = choice_words(parse_variant(result.variant)[1])
         count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
         cells = (f"{ours:.2f}", f"{theirs:.2f}", f"{theirs - ours:+.2f}")
         note = ", ".join(part for part in (count, result.mark) if part)
