@@ -112,7 +112,8 @@ def train(
     `model` is a name, an `nn.Module`, or something that makes one when called. `data` is a name,
     or one dataset for each agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
     such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. Nothing is written unless `out` names a folder. `log` names
+    on the training data of all. `loss` gives one value for each sample or their mean, as those of
+    torch.nn do. Nothing is written unless `out` names a folder. `log` names
     trackers that receive the metrics (tensorboard, wandb, mlflow); they write into that folder.
 
     >>> result = train(data="digits", algorithm="dpsgd", agents=4, epochs=1, progress=False)
@@ -131,6 +132,8 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
+    if not callable(loss):
+        raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
     logged = trackers.parse(log)
     if logged and out is None:
         raise BadValue("log", ",".join(logged), "only together with out, where it is written")

@@ -37,11 +37,19 @@ class TestSet:
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
-        """How many samples of each class (row) the model takes for each (column)."""
+        """How many samples of each class (row) the model takes for each (column).
+
+        A model with more outputs than there are classes has one more column, for all the others.
+        """
+        columns = self.columns(classes)
         parts = self.inputs.split(chunk)
         answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
-        cells = self.targets * classes + answers
-        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+        cells = self.targets * columns + answers.clamp(max=columns - 1)
+        return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
+
+    def columns(self, classes: int) -> int:
+        """Of the confusion."""
+        return classes + (self.engine.task.scores > classes)
 
     def scores(self, x_AD: Tensor) -> Tensor:
         """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
@@ -79,7 +87,7 @@ class OwnTestSets(TestSet):
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
         """How many samples of each class, of all agents, the model takes for each."""
-        cells = torch.zeros(classes, classes, dtype=torch.int64)
+        cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
             cells = super().confusion(x_D, classes, chunk).cpu()
         return self.transport.sum(cells)

@@ -27,7 +27,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.neighbourhood import Neighbourhood
 from parley.schedule import parse_decay
-from parley.task import Loss, Task, cross_entropy
+from parley.task import TRIED, Loss, Task, cross_entropy
 from parley.topology import Topology
 from parley.transport import Kind, Transport
 
@@ -330,21 +330,19 @@ class Run:
         return min(threads, len(placement.agents))
 
     def _try_model(self, problem: Problem) -> None:
-        """Finds out on one sample whether model and data fit, before anything is written."""
-        classes, device = len(problem.class_names), self.task.start().device
-        one = (problem.test if len(problem.test) else problem.samples[0]).take([0])
-        inputs = problem.transform.normalise(one.inputs, self.task.dtype).to(device)
-        last = torch.full_like(one.targets, classes - 1).to(device)
-        try:
-            self.task.loss(self.task.predict(self.task.start(), inputs), last)
-        except Exception as error:  # whatever the model and the loss may raise
-            shape = list(inputs.shape[1:])
-            raise BadValue(
-                "model",
-                self.experiment.model,
-                f"a model that takes inputs of shape {shape} and gives {classes} scores",
-                (str(error).splitlines() or [type(error).__name__])[0],
-            ) from error
+        """Finds out on a few samples whether model, loss and data fit, before anything is
+        written."""
+        names = [f"agent {number}" for number in self.transport.placement.hosted]
+        held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
+        for name, samples in held:
+            if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
+                raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
+        some = problem.test if len(problem.test) else problem.samples[0]
+        few = some.take([i % len(some) for i in range(TRIED)])
+        device = self.task.start().device
+        inputs = problem.transform.normalise(few.inputs, self.task.dtype).to(device)
+        classes = len(problem.class_names)
+        self.task.fit(self.experiment.model, inputs, few.targets.to(device), classes)
 
     @property
     def steps(self) -> int:

@@ -249,7 +249,9 @@ def test_an_experiment_file_gives_the_same_run_and_flags_win(command):
         algorithm="compngc", alpha=0.25, lr=0.4, model="logistic", agents=3, epochs=1, batch=400,
         gossip_rounds=0,
     )  # fmt: skip
-    assert command("train first/experiment.toml --variant as-printed --epochs 1 --out fourth")
+    assert (
+        command("train first/experiment.toml --variant as-printed --epochs 1 --out fourth")[0] == 0
+    )
     fourth = Experiment.from_toml(Path("fourth/experiment.toml").read_text())
     assert fourth.algorithm == parley.CGA(momentum=0.9)
 

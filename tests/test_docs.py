@@ -203,8 +203,8 @@ def test_the_reproduction_is_that_of_the_records() -> None:
     assert found.results and not found.refused
     printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
     made = report.markdown(found, {})
-    # All but the pictures: figures and the commands that give them.
-    kept = ("| ", "parley reproduce ")
+    # All but the pictures: figures, what is said of them, and the commands that give them.
+    kept = ("| ", "- ", "parley reproduce ")
     rows = [line for line in made.splitlines() if line.startswith(kept)]
     assert [line for line in printed.splitlines() if line.startswith(kept)] == rows
 

@@ -364,7 +364,8 @@ def _confusion_chart(
         accuracy = float(confusion[which]["accuracy"])
     except (KeyError, TypeError, ValueError):
         return None
-    if counts.shape != (len(classes), len(classes)):
+    answers = [*classes, "none of these"]
+    if counts.shape not in ((len(classes), len(classes)), (len(classes), len(answers))):
         return None
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     title = f"{group.label}: {which} agent ({agent}), {accuracy:.1%}"
@@ -372,12 +373,12 @@ def _confusion_chart(
         "kind": "heat",
         "title": title,
         "about": f"Confusion matrix. {title} of the test samples right.",
-        "x": {"name": "taken for", "names": classes},
+        "x": {"name": "taken for", "names": answers[: counts.shape[1]]},
         "y": {"name": "class", "names": classes},
         "values": [[round(v, 1) for v in row] for row in shares.tolist()],
         "unit": "%",
         "max": 100,
-        "square": True,
+        "square": counts.shape[0] == counts.shape[1],
     }
 
 
