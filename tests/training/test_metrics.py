@@ -108,6 +108,7 @@ def test_bytes_are_messages_times_their_length(algorithm, options, reply):
     steps_per_epoch = -(-max(len(s) for s in samples(AGENTS)) // BATCH)
     # A star of five agents has eight directed edges. Evaluation and its gossip do not count.
     messages = 8 / AGENTS
+    assert len(records) == EPOCHS
     for epoch, record in enumerate(records, start=1):
         steps = epoch * steps_per_epoch
         assert record["step"] == steps
@@ -152,6 +153,7 @@ def test_the_loss_of_training_is_the_mean_over_steps_and_agents():
         elif hasattr(event, "record"):
             records.append(event.record)
     per_epoch = len(losses) // EPOCHS
+    assert len(records) == EPOCHS and per_epoch > 1
     for epoch, record in enumerate(records):
         mean = np.mean(losses[epoch * per_epoch : (epoch + 1) * per_epoch])
         assert record["loss_train"] == pytest.approx(mean)
