@@ -12,9 +12,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import digests
 import pytest
-from digests import FOLDERS, ROWS, TRAJECTORIES, Said, changes, command, differences, read
+
+from tests import digests
+from tests.digests import FOLDERS, ROWS, TRAJECTORIES, Said, changes, command, differences, read
 
 ROOT = Path(__file__).parents[1]
 
