@@ -268,10 +268,11 @@ def test_a_folder_is_never_overwritten(command, fails):
 def test_a_summary_on_a_part_of_the_test_samples_says_so(command):
     _, out, _ = command("train", SMALL, "--out run")
     assert "tested on" not in out
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["test_samples"] == 360
-    summary |= {"test_samples": 240, "test_samples_absent": 120}
-    Path("run/summary.json").write_text(json.dumps(summary))
+    records = Path("run/records.jsonl")
+    first, last = records.read_text().splitlines()
+    assert json.loads(last)["test_samples"] == 360
+    changed = json.loads(last) | {"test_samples": 240, "test_samples_absent": 120}
+    records.write_text(f"{first}\n{json.dumps(changed)}\n")
     _, out, _ = command("train", SMALL, "--out run --resume")
     assert "240 of 360 samples" in out
 
