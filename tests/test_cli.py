@@ -306,7 +306,9 @@ def test_help_teaches(command):
         assert code == 0 and all(name in out for name in ("train", "compare", "demo", "topology"))
     code, out, _ = command("train --help")
     assert code == 0
-    for flag in (*Experiment.model_fields, *ALGORITHMS["compngc"].model_fields, "variant"):
+    assert "--from-python" not in out
+    fields = [name for name in Experiment.model_fields if name != "from_python"]
+    for flag in (*fields, *ALGORITHMS["compngc"].model_fields, "variant"):
         assert (
             f"--{flag.removesuffix('s') if flag.endswith('_options') else flag}".replace("_", "-")
             in out
