@@ -167,10 +167,7 @@ class Experiment(BaseModel):
 
     def to_toml(self) -> str:
         """Every field, defaults included."""
-        written = self.model_dump(exclude_none=True)
-        if not self.from_python:
-            del written["from_python"]
-        return tomli_w.dumps(written)
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     @classmethod
     def from_toml(cls, text: str, where: str = "experiment") -> "Experiment":

@@ -232,7 +232,7 @@ class Losses(NamedTuple):
     """Of the hosted agents that took a step."""
 
     total: float
-    count: int
+    agents: int
 
 
 def device_of(name: str) -> torch.device:
@@ -382,7 +382,7 @@ class Run:
                 self.state = self.algorithm.step(self.state, hood, batch, lr)
                 losses = self._checked_losses(hood, self.step)
                 self.losses.append(losses)
-                self._loss = losses.total / losses.count if losses.count else self._loss
+                self._loss = losses.total / losses.agents if losses.agents else self._loss
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
@@ -447,7 +447,10 @@ class Run:
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
         # Some agents rest in some steps, and one that has just come has made none of this epoch.
-        here = [sum(losses.total for losses in self.losses), sum(n.count for n in self.losses)]
+        here = [
+            sum(losses.total for losses in self.losses),
+            sum(losses.agents for losses in self.losses),
+        ]
         trained = transport.sum(torch.tensor(here, dtype=torch.float64))
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))

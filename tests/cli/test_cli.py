@@ -269,10 +269,11 @@ def test_a_folder_is_never_overwritten(command, fails):
 def test_a_summary_on_a_part_of_the_test_samples_says_so(command):
     _, out, _ = command("train", SMALL, "--out run")
     assert "tested on" not in out
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["test_samples"] == 360
-    summary |= {"test_samples": 240, "test_samples_absent": 120}
-    Path("run/summary.json").write_text(json.dumps(summary))
+    records = Path("run/records.jsonl")
+    first, last = records.read_text().splitlines()
+    assert json.loads(last)["test_samples"] == 360
+    changed = json.loads(last) | {"test_samples": 240, "test_samples_absent": 120}
+    records.write_text(f"{first}\n{json.dumps(changed)}\n")
     _, out, _ = command("train", SMALL, "--out run --resume")
     assert "240 of 360 samples" in out
 
@@ -306,7 +307,9 @@ def test_help_teaches(command):
         assert code == 0 and all(name in out for name in ("train", "compare", "demo", "topology"))
     code, out, _ = command("train --help")
     assert code == 0
-    for flag in (*Experiment.model_fields, *ALGORITHMS["compngc"].model_fields, "variant"):
+    assert "--from-python" not in out
+    fields = [name for name in Experiment.model_fields if name != "from_python"]
+    for flag in (*fields, *ALGORITHMS["compngc"].model_fields, "variant"):
         assert (
             f"--{flag.removesuffix('s') if flag.endswith('_options') else flag}".replace("_", "-")
             in out

@@ -23,7 +23,7 @@ AGENTS, BATCH, EPOCHS = 5, 4, 3
 FIELDS = {
     "epoch", "step", "lr", "loss", "loss_train", "accuracy_mean_model", "accuracy_own",
     "accuracy_own_min", "accuracy_own_max", "accuracy_after_gossip", "accuracy_agents",
-    "distance_agents",
+    "distance_agents", "test_samples",
     "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
     "gradients_per_second", "peak_memory_mb",
 }  # fmt: skip
@@ -66,6 +66,7 @@ def test_scores_are_those_of_the_models():
     x = result.x_ND.numpy()
     last = result.records[-1]
     assert last.keys() == FIELDS
+    assert last["test_samples"] == len(held_out()[1])
     loss, accuracy = score(x.mean(0))
     assert last["loss"] == pytest.approx(loss, abs=1e-12)
     assert last["accuracy_mean_model"] == accuracy
