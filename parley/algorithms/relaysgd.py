@@ -71,7 +71,7 @@ class RelaySGD(Momentum, Algorithm):
 def behind(topology: Topology) -> dict[tuple[int, int], int]:
     """For each edge i -> j of a tree the agents on j's side of it.
 
-    >>> from parley.graphs.topology import chain
+    >>> from parley.graphs import chain
     >>> behind(chain(4))[1, 2], behind(chain(4))[2, 1]
     (2, 2)
     """

@@ -68,7 +68,7 @@ class SwarmSGD(Momentum, Algorithm):
     def drawn(self, topology: Topology, seed: int, meeting: int) -> list[tuple[int, int]]:
         """Who meets, the same on every worker.
 
-        >>> from parley.graphs.topology import ring
+        >>> from parley.graphs import ring
         >>> SwarmSGD(pairs="many").drawn(ring(4), seed=0, meeting=7)
         [(0, 3), (1, 2)]
         """
