@@ -89,7 +89,7 @@ class Position:
     seconds: float = 0.0
     samples: float = 0.0
     sent: dict[Kind, Tensor] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
 
 
 def work(

@@ -277,8 +277,8 @@ class Run:
         """Epochs made so far."""
         self.step = 0
         """Steps made so far."""
-        self.losses: list[float] = []
-        """The hosted agents' mean loss in each step of the epoch."""
+        self.losses: list[Tensor] = []
+        """The hosted agents' losses in each step of the epoch, [A] each."""
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
@@ -358,13 +358,13 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 self.state = self.algorithm.step(self.state, hood, batch, lr)
-                self.losses.append(self._checked_loss(hood, self.step))
+                self.losses.append(self._checked_losses(hood, self.step))
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 if self.transport.clock is not None:
                     self.transport.clock.compute(seconds / len(hood.agents))
-                yield StepDone(self.step, self.steps, self.losses[-1])
+                yield StepDone(self.step, self.steps, float(self.losses[-1].mean()))
             self.epoch += 1
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
@@ -373,14 +373,14 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
+    def _checked_losses(self, hood: Neighbourhood, step: int) -> Tensor:
         loss_A = hood.loss_A
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
             what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
             raise self._diverged(what, step + 1)
-        return float(loss_A.mean())
+        return loss_A.detach().double()
 
     def _check_models(self) -> None:
         # Of the last step no loss is known yet, and a checkpoint must be good.
@@ -422,9 +422,10 @@ class Run:
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
         # An agent that has just come has made no step of this epoch.
-        hosted = len(self.hood.agents) if self.losses else 0
-        loss = sum(self.losses) / max(len(self.losses), 1) * hosted
-        trained = transport.sum(torch.tensor([loss, hosted], dtype=torch.float64))
+        trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
+        if self.losses:
+            trained_A2[:, 0], trained_A2[:, 1] = torch.stack(self.losses, 1).mean(1), 1
+        trained = transport.gather(trained_A2).sum(0)
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
