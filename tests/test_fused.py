@@ -407,7 +407,7 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
             sums = [x_AD.clone() for _ in shares]
             engine.accumulate(x_AD, batch, pairs, shares, sums)
             found.append(torch.stack(sums))
-        assert torch.equal(*found) and not (found[0] == x_AD).any(2).all()
+        assert torch.equal(*found) and not (found[0] == x_AD).all(2).any()
     everyone = range(agents)
     for both in zip(
         *(e.gradients(x_AD, batch, everyone, everyone) for e in (one, several)), strict=True
