@@ -43,7 +43,7 @@ from parley.experiment import Experiment
 from parley.folder import RunFolder
 from parley.peers import FAILURE, Peers, StoreLost, ask, listed, speaks
 from parley.placement import Placement
-from parley.run import EpochDone, Event, Losses, Problem, Run, task_of
+from parley.run import EpochDone, Event, Problem, Run, task_of
 from parley.task import Task
 from parley.topology import Edge, Topology
 from parley.transport import Kind, Processes, WorkerLost
@@ -90,7 +90,7 @@ class Position:
     seconds: float = 0.0
     samples: float = 0.0
     sent: dict[Kind, Tensor] = field(default_factory=dict)
-    losses: list[Losses] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
 
 
 def work(
