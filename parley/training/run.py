@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -228,13 +228,6 @@ class EpochDone:
 Event = Started | StepDone | EpochDone
 
 
-class Losses(NamedTuple):
-    """Of the hosted agents that took a step."""
-
-    total: float
-    agents: int
-
-
 def device_of(name: str) -> torch.device:
     """The device of that name, if it can be used here."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -300,8 +293,8 @@ class Run:
         """Epochs made so far."""
         self.step = 0
         """Steps made so far."""
-        self.losses: list[Losses] = []
-        """Of the hosted agents in each step of the epoch."""
+        self.losses: list[Tensor] = []
+        """Of each step of the epoch: the hosted agents' losses, and who took that step, [A, 2]."""
         self._loss: float | None = None
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
@@ -380,9 +373,10 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 self.state = self.algorithm.step(self.state, hood, batch, lr)
-                losses = self._checked_losses(hood, self.step)
-                self.losses.append(losses)
-                self._loss = losses.total / losses.agents if losses.agents else self._loss
+                loss_A2 = self._checked_losses(hood, self.step)
+                self.losses.append(loss_A2)
+                total, steps = loss_A2.sum(0).tolist()
+                self._loss = total / steps if steps else self._loss
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
@@ -397,15 +391,15 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_losses(self, hood: Neighbourhood, step: int) -> Losses:
+    def _checked_losses(self, hood: Neighbourhood, step: int) -> Tensor:
         loss_A = hood.loss_A
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
             what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
             raise self._diverged(what, step + 1)
-        count = len(loss_A) if hood.active_A is None else int(hood.active_A.sum())
-        return Losses(float(loss_A.double().sum()), count)
+        took_A = torch.ones_like(loss_A) if hood.active_A is None else hood.active_A
+        return torch.stack([loss_A.detach().double(), took_A.double()], 1)
 
     def _check_models(self) -> None:
         # Of the last step no loss is known yet, and a checkpoint must be good.
@@ -447,11 +441,10 @@ class Run:
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
         # Some agents rest in some steps, and one that has just come has made none of this epoch.
-        here = [
-            sum(losses.total for losses in self.losses),
-            sum(losses.agents for losses in self.losses),
-        ]
-        trained = transport.sum(torch.tensor(here, dtype=torch.float64))
+        trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
+        for loss_A2 in self.losses:
+            trained_A2 += loss_A2
+        trained = transport.gather(trained_A2).sum(0)
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
