@@ -33,6 +33,7 @@ from parley.graphs import (
     torus,
     tree,
 )
+from parley.version import __version__
 
 __all__ = [
     "CGA",

@@ -50,11 +50,11 @@ from parley.cluster.worker import (
     threads,
 )
 from parley.compute.task import Task
-from parley.enclosed import enclosed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
+from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.training.run import EpochDone, Event, Problem, Run, task_of
 from parley.wire.placement import Placement

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from parley.cluster import handshake
 from parley.cluster.noticeboard import Peers
-from parley.enclosed import Enclosed, enclosed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.store import checkpoint
+from parley.store.enclosed import Enclosed, enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.status import is_held, reported
 from parley.training.run import EpochDone, Event, Problem, Record, Run, task_of

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parley.compute.sums import Sums
 from parley.compute.task import Task
 from parley.compute.threads import Crew
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.sums import Sums
 
 
 class Score(NamedTuple):

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from parley.compute.engine import Engine, Pairs, Share
+from parley.compute.sums import Sums
 from parley.data import Batch
 from parley.graphs import Topology
-from parley.sums import Sums
 from parley.wire.codec import Codec, Dense, hashed
 from parley.wire.transport import UNDER_WAY, Kind, Transfer, Transport
 

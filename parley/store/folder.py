@@ -3,7 +3,7 @@
 experiment.toml     the full experiment
 graph.txt           its graph, where it came from a file or from Python; likewise
 partition.json      who holds what, and
-links.toml          the simulated network (`parley.enclosed`)
+links.toml          the simulated network (`parley.store.enclosed`)
 environment.json    versions and machine
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
@@ -25,10 +25,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from parley.enclosed import FIELDS
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.files import is_partial, write_atomically
+from parley.store.enclosed import FIELDS
 from parley.version import __version__
 
 EXPERIMENT = "experiment.toml"
@@ -66,7 +66,7 @@ class RunFolder:
     ) -> None:
         """Refuses a folder that this experiment may not be written to; changes nothing.
 
-        `files` are those that the experiment names, as `parley.enclosed` has them.
+        `files` are those that the experiment names, as `parley.store.enclosed` has them.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")

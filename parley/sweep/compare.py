@@ -24,11 +24,11 @@ from parley import algorithms
 from parley.cluster import launch
 from parley.cluster.worker import Watcher
 from parley.compute.threads import usable_cores
-from parley.enclosed import enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
 from parley.results.draw import curves_picture
+from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from parley.compute.sums import in_order
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
-from parley.sums import in_order
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
 from parley.wire.placement import Placement
