@@ -244,7 +244,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
-        "folder). Needs parley\\[trackers].",
+        "folder). Needs parley-learning\\[trackers].",
         metavar="LIST",
         show_default=False,
     ),
@@ -1007,6 +1007,6 @@ def dash(
         from parley.dash.serve import serve
     except ImportError as error:
         raise ParleyError(
-            f"dash: {error.name} is not installed; it comes with pip install 'parley[dashboard]'"
+            f"dash: {error.name} is not installed; it comes with pip install 'parley-learning[dashboard]'"
         ) from None
     serve(runs, host, int(port), show, lambda words: print(words, file=sys.stderr, flush=True))

@@ -1,6 +1,6 @@
 """Trackers that receive the metrics of a run as it goes on: TensorBoard, Weights & Biases, MLflow.
 
-All are optional (``pip install 'parley[trackers]'``) and write to local folders: what a run logs
+All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: what a run logs
 leaves the machine only where the user has told the tracker so by its own environment variables
 (``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
 """
@@ -42,7 +42,7 @@ def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
             import_module(TRACKERS[name].package)
         except ImportError as error:
             because = f"{error.name or name} is not installed"
-            raise BadValue("log", name, "after pip install 'parley[trackers]'", because) from None
+            raise BadValue("log", name, "after pip install 'parley-learning[trackers]'", because) from None
     return names
 
 
