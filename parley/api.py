@@ -16,6 +16,7 @@ from parley import data as datasets
 from parley import graphs as topologies
 from parley.algorithms import Algorithm
 from parley.cluster import launch
+from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform
@@ -23,7 +24,8 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.training import run
-from parley.training.run import Event, Problem, Record
+from parley.training.events import Event, Record
+from parley.training.run import Problem
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
@@ -162,7 +164,7 @@ def train(
         held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
         load = partial(_own_data, graph, build, loss, own_data, held_out)
 
-    with TrainingProgress(experiment, shown=progress and launch.is_first()) as bar:
+    with TrainingProgress(experiment, shown=progress and is_first()) as bar:
 
         def show(event: Event) -> None:
             bar(event)

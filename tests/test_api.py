@@ -10,7 +10,7 @@ from torch import nn
 
 import parley
 from parley import BadValue
-from parley.training.run import EpochDone, Started, StepDone
+from parley.training.events import EpochDone, Started, StepDone
 
 AGENTS = 4
 

@@ -26,7 +26,7 @@ from parley.cli.report import report
 from parley.cli.reproduce import app as reproduce_app
 from parley.cluster import launch
 from parley.cluster.host import Host
-from parley.cluster.noticeboard import speaks
+from parley.cluster.rank import is_first, speaks
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError, kind_of, valid_values
 from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
@@ -323,7 +323,7 @@ def _stoppable(out: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if launch.is_first():
+        if is_first():
             how = f"; to go on: the same command with --out {out} --resume" if out.is_dir() else ""
             console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
@@ -363,7 +363,7 @@ def train(
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
     with (
         _stoppable(out),
-        TrainingProgress(experiment, launch.is_first()) as progress,
+        TrainingProgress(experiment, is_first()) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
         load = partial(problem, places=part.data)

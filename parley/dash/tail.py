@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from parley.cluster.worker import EACH_AGENT
-from parley.training.run import Record
+from parley.training.events import EACH_AGENT, Record
 
 BUCKETS = 1000
 """At most so many for a run; half as many just after joining."""

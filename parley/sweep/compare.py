@@ -24,14 +24,15 @@ from parley import algorithms
 from parley.cluster import launch
 from parley.cluster.worker import Watcher
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.results.draw import curves_picture
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run
-from parley.training.run import EpochDone, Event, Record, Run, StepDone
+from parley.training.events import EpochDone, Event, Record, StepDone
+from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.progress import bars, brief, console, megabytes, status
 from parley.wire.placement import spread
@@ -173,10 +174,10 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     except BadValue:
         raise
     except ParleyError as error:
-        if job.may_diverge and run.DIVERGED in str(error):
+        if job.may_diverge and isinstance(error, Diverged):
             write_atomically(job.out / DIVERGED_FILE, str(error))
             return
-        raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
+        raise error.saying(f"{job.label}, seed {job.experiment.seed}: {error}") from None
 
 
 LOGGED = 60.0

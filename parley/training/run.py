@@ -25,20 +25,15 @@ from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.neighbourhood.verbs import Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
+from parley.training.events import EpochDone, Event, Record, Started, StepDone
 from parley.wire import clock as links
 from parley.wire.transport import Kind, Transport
-
-DIVERGED = "training has diverged"
-"""In the error of a run whose numbers are no longer finite."""
-
-Record = dict[str, Any]
-"""One line of ``records.jsonl``."""
 
 
 @dataclass(frozen=True)
@@ -187,36 +182,6 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
         torch.manual_seed(experiment.seed)
         model = problem.model()
     return Task(model, problem.loss, dtype, device)
-
-
-@dataclass(frozen=True)
-class Started:
-    """Everything is loaded and checked; training begins."""
-
-    parameters: int
-    """Entries of the model."""
-    note: str
-    """What the partition could not obey, or nothing."""
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A step has been made; the loss is the hosted agents' mean."""
-
-    step: int
-    steps: int
-    loss: float
-
-
-@dataclass(frozen=True)
-class EpochDone:
-    """An epoch has been made; every few epochs with a record."""
-
-    epoch: int
-    record: Record | None
-
-
-Event = Started | StepDone | EpochDone
 
 
 def device_of(name: str) -> torch.device:
@@ -404,9 +369,10 @@ class Run:
                 what = f"{name}: {value} of all agents together"
                 raise self._diverged(what, self.epoch * self.steps_per_epoch)
 
-    def _diverged(self, what: str, step: int) -> ParleyError:
-        remedy = f"{DIVERGED}; try a smaller lr (now {self.experiment.lr:g})"
-        return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
+    def _diverged(self, what: str, step: int) -> Diverged:
+        remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        epoch = -(-step // self.steps_per_epoch)
+        return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
     def _by_agent(self, values: list[float]) -> list[float | None]:
         """In the order of the experiment's agents, with nothing for those who are absent."""

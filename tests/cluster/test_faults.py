@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parley.cluster import launch
-from parley.cluster.noticeboard import here
+from parley.cluster.rank import here
 from parley.experiment import Experiment
 from parley.training.run import problem
 from tests.cluster.test_launch import OPTIONS, RUN, torchrun

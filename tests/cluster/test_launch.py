@@ -145,7 +145,7 @@ class TestEnds:
         os.kill(worker, signal.SIGKILL)
         assert command.wait() == 2
         assert command.error() == (
-            "worker 1 was killed (SIGKILL); the same command with --resume goes on from the last "
+            "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume goes on from the last "
             "checkpoint"
         )
         assert command.nothing_left()
@@ -218,7 +218,7 @@ class TestEnds:
         assert nothing_left("diverging")
 
     def test_a_mistake_in_the_code_of_a_worker(self) -> None:
-        with pytest.raises(ParleyError, match=r"worker 1: ZeroDivisionError"):
+        with pytest.raises(ParleyError, match=r"worker 1 \(.*, agents 5, 6, 7, 8, 9\): ZeroDivisionError"):
             run_here(None, load=broken_elsewhere, workers=2)
 
 
@@ -227,7 +227,7 @@ class StopAfter:
         self.count = count
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, parley.training.run.EpochDone) and event.epoch >= self.count:
+        if isinstance(event, parley.training.events.EpochDone) and event.epoch >= self.count:
             raise KeyboardInterrupt
 
 

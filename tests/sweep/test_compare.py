@@ -14,7 +14,7 @@ from parley.algorithms import ALGORITHMS
 from parley.cli import app as cli
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
-from parley.training.run import EpochDone, StepDone
+from parley.training.events import EpochDone, StepDone
 from parley.watch import progress
 from tests.processes import Command, recorded, records
 
