@@ -134,7 +134,7 @@ def _command(words: list[str], environment: dict[str, str], out: Path, err: Path
         os.dup2(descriptor, number)
     import sys
 
-    from parley.cli.app import main
+    from parley.cli.main import main
 
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb"), line_buffering=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)

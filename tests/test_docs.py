@@ -15,7 +15,7 @@ import typer
 import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
-from parley.cli.app import app
+from parley.cli.main import app
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS

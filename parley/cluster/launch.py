@@ -26,7 +26,7 @@ from parley import models
 from parley.cluster.host import Host
 from parley.cluster.join import Meeting, as_launched
 from parley.cluster.noticeboard import PARTING, listed
-from parley.cluster.rank import speaks, started_by_launcher
+from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
 from parley.compute import kernels
 from parley.compute.threads import usable_cores
@@ -87,16 +87,6 @@ def default_workers(experiment: Experiment, out: Path) -> int:
     if (stored := RunFolder(out).experiment()) is not None:
         return stored.workers
     return min(usable_cores(), experiment.agents)
-
-
-def give_the_first_the_word() -> None:
-    """Called before a process that does not speak ends because of an error.
-
-    torchrun ends all processes of a host as soon as one has failed, which must not be before the
-    first has told the user what is wrong.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ and not speaks():
-        time.sleep(30)
 
 
 def _with_local_workers(assignment: Assignment) -> Outcome | None:

@@ -284,7 +284,9 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
     }
 
 
-def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard) -> list[list[int]]:
+def holdings(
+    problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
+) -> list[list[int]]:
     """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()

@@ -22,6 +22,9 @@ from pydantic_core import from_json
 
 from parley.training.events import EACH_AGENT, Record
 
+READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""No link is followed, and no pipe waited for, where the system can tell them."""
+
 BUCKETS = 1000
 """At most so many for a run; half as many just after joining."""
 FIELDS = 48
@@ -276,7 +279,7 @@ class Tail:
         """What has come since the last time, though not more than `budget` bytes (or one line)."""
         try:
             # Not through a link: it could lead out of the folder.
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(self.path, READ_ONLY)
         except OSError:
             if self.offset:
                 self._start_over()

@@ -1,6 +1,6 @@
 """Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
 
-import multiprocessing
+import logging
 import re
 import signal
 import statistics
@@ -37,6 +37,8 @@ from parley.watch import trackers
 from parley.watch.progress import bars, brief, console, megabytes, status
 from parley.wire.placement import spread
 from parley.wire.transport import Local
+
+logger = logging.getLogger(__name__)
 
 PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 """The six methods of the NGC paper's tables."""
@@ -156,7 +158,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
     problem = run.problem(todo[0].experiment)
     Run(todo[0].experiment, problem, Local(spread(problem.topology, 1)))
     if problem.note:
-        console.print(f"note: {problem.note}", highlight=False)
+        logger.info("%s", problem.note)
 
     pending = [job for job in todo if not job.is_done]
     if parallel == 1 or len(pending) <= 1:
@@ -283,9 +285,7 @@ def _run_in_child(number: int, job: Job, resume: bool) -> None:
 
 
 def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
-    # A server that imports everything once makes children in no time.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = launch.context(__name__)
     events = context.Queue()
     board = _Board(pending)
 

@@ -1,6 +1,5 @@
 """What a person sees while a run goes on: a bar in a terminal or notebook, else plain lines."""
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -9,7 +8,7 @@ from html import escape
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,9 +23,7 @@ from rich.text import Text
 
 from parley.experiment import Experiment
 from parley.training.events import EpochDone, Event, Record, Started, StepDone
-
-console = Console(stderr=True)
-"""Everything meant for eyes goes to stderr; stdout is for results."""
+from parley.watch.log import console
 
 REDRAWN = 0.2
 """Seconds from one picture of a bar to the next in a notebook."""
@@ -182,7 +179,8 @@ class _Lines(_Show):
     def epoch(self, event: EpochDone) -> None:
         if event.record:
             line = f"{self.label}: epoch {event.epoch} of {self.epochs}: {status(event.record)}"
-            print(f"{line}{self._clock.words()}", file=sys.stderr, flush=True)
+            line += self._clock.words()
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Notebook(_Show):

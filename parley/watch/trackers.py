@@ -42,7 +42,9 @@ def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
             import_module(TRACKERS[name].package)
         except ImportError as error:
             because = f"{error.name or name} is not installed"
-            raise BadValue("log", name, "after pip install 'parley-learning[trackers]'", because) from None
+            raise BadValue(
+                "log", name, "after pip install 'parley-learning[trackers]'", because
+            ) from None
     return names
 
 

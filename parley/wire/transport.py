@@ -53,9 +53,7 @@ UNDER_WAY = 4
 class WorkerLost(ParleyError):
     """Another worker can no longer be reached; why, it has said elsewhere if at all."""
 
-    def __init__(
-        self, message: str, workers: Sequence[int] = (), timed_out: bool = False
-    ) -> None:
+    def __init__(self, message: str, workers: Sequence[int] = (), timed_out: bool = False) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
         """Those that may have gone; empty where that cannot be told."""

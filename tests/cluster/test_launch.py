@@ -218,7 +218,9 @@ class TestEnds:
         assert nothing_left("diverging")
 
     def test_a_mistake_in_the_code_of_a_worker(self) -> None:
-        with pytest.raises(ParleyError, match=r"worker 1 \(.*, agents 5, 6, 7, 8, 9\): ZeroDivisionError"):
+        with pytest.raises(
+            ParleyError, match=r"worker 1 \(.*, agents 5, 6, 7, 8, 9\): ZeroDivisionError"
+        ):
             run_here(None, load=broken_elsewhere, workers=2)
 
 
