@@ -23,15 +23,13 @@ from parley.cluster import launch
 from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
-from parley.data import Samples, Transform
 from parley.compute.threads import usable_cores
+from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, Experiment
 from parley.graphs import Topology
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
-from parley.sweep import compare as comparison
-from parley.sweep import tune as tuning
 from parley.training import run
 from parley.training.events import Event, Record
 from parley.training.run import Problem
@@ -322,9 +320,11 @@ class LoadedRun(_Shown):
         experiment = self.experiment
         if build is not None:
             task = Task(_builder(build)(), dtype=x_ND.dtype)
-        elif experiment.data == run.OWN or experiment.model not in models.MODELS:
+        elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
-            raise BadValue("model", experiment.model, valid, "the run had a model or data of its own")
+            raise BadValue(
+                "model", experiment.model, valid, "the run had a model or data of its own"
+            )
         else:
             task = run.task_of(experiment, run.problem(experiment, [0]))
         if task.size != x_ND.shape[1]:
@@ -341,7 +341,7 @@ class LoadedRun(_Shown):
 def load(folder: str | Path) -> LoadedRun:
     """What a run has written into its folder.
 
-    >>> import tempfile
+    >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
     >>> _ = train(agents=3, epochs=2, out=out, progress=False)
     >>> found = load(out)
@@ -372,6 +372,8 @@ class Comparison(_Shown):
 
     def markdown(self) -> str:
         """The rows as a table for a document."""
+        from parley.sweep import compare as comparison
+
         return comparison.markdown(self.rows)
 
     def _groups(self) -> Sequence[Group]:
@@ -381,7 +383,7 @@ class Comparison(_Shown):
 
 
 def compare(
-    algorithms: str | Sequence[str | Algorithm] = comparison.PAPER,
+    algorithms: str | Sequence[str | Algorithm] | None = None,
     *,
     seeds: int = 3,
     out: str | Path | None = None,
@@ -393,9 +395,9 @@ def compare(
     """Runs several algorithms with several seeds side by side, as ``parley compare`` does.
 
     `algorithms` are names with options behind colons (``"dpsgd,ngc:alpha=0"``), or a list of such
-    names and of algorithms. Options of an algorithm go to every one that has them. All is written
-    into `out`, or a new folder in ``runs/``; `parallel` runs go on at a time (default: the number
-    of cores).
+    names and of algorithms; left out, they are the six of the NGC paper. Options of an algorithm go
+    to every one that has them. All is written into `out`, or a new folder in ``runs/``; `parallel`
+    runs go on at a time (default: the number of cores).
 
     >>> import tempfile
     >>> found = compare(
@@ -405,7 +407,9 @@ def compare(
     >>> [row["label"] for row in found.rows], len(found.runs["D-PSGD"])
     (['D-PSGD', 'NGC α=0'], 1)
     """
-    experiments = _experiments(algorithms, options)
+    from parley.sweep import compare as comparison  # brings the plotting, which takes its time
+
+    experiments = _experiments(algorithms or comparison.PAPER, options)
     where = _new_folder(out, f"compare-{Path(experiments[0].data).name}")
     todo = comparison.jobs(experiments, seeds, where)
     with _quiet_unless(progress):
@@ -433,7 +437,7 @@ def tune(
     algorithms: str | Sequence[str | Algorithm] = "ngc",
     *,
     trials: int = 8,
-    rates: tuple[float, float] = tuning.RATES,
+    rates: tuple[float, float] = (0.01, 1.0),
     out: str | Path | None = None,
     resume: bool = False,
     parallel: int | None = None,
@@ -452,6 +456,8 @@ def tune(
     >>> found.experiments["dpsgd"].lr == found.settings["dpsgd"]["lr"]
     True
     """
+    from parley.sweep import tune as tuning
+
     experiments = _experiments(algorithms, options)
     where = _new_folder(out, f"tune-{Path(experiments[0].data).name}")
     todo = tuning.plan(experiments, trials, where, rates)
@@ -466,10 +472,12 @@ def tune(
 def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[Experiment]:
+    from parley.sweep.compare import parse_algorithms
+
     inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
     chosen: list[Any] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
-        chosen += comparison.parse_algorithms(one, inner) if isinstance(one, str) else [one]
+        chosen += parse_algorithms(one, inner) if isinstance(one, str) else [one]
     return [Experiment.of(**options, algorithm=choice) for choice in chosen]
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -45,6 +46,7 @@ from parley.wire.transport import HEADER
 app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(reproduce_app, name="reproduce")
 app.command()(report)
+log = logging.getLogger(__name__)
 screen = Console()
 """Stdout, for results."""
 DEFAULT_PARTITIONS = whole_field.PARTITIONS
@@ -440,9 +442,7 @@ def _on_partitions(experiments: list[Experiment], names: str) -> dict[str, list[
     for experiment, one in zip(experiments, fitting, strict=True):
         if experiment.topology != one.topology:
             where = f"{one.algorithm.label} runs on {one.topology}"
-            console.print(
-                f"note: {where}, for it cannot use {experiment.topology}", highlight=False
-            )
+            log.info("%s, for it cannot use %s", where, experiment.topology)
     return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
 
 

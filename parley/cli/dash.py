@@ -68,6 +68,7 @@ def dash(
         from parley.dash.serve import serve
     except ImportError as error:
         raise ParleyError(
-            f"dash: {error.name} is not installed; it comes with pip install 'parley-learning[dashboard]'"
+            f"dash: {error.name} is not installed; it comes with "
+            "pip install 'parley-learning[dashboard]'"
         ) from None
     serve(runs, host, int(port), show, lambda words: print(words, file=sys.stderr, flush=True))

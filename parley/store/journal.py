@@ -1,5 +1,6 @@
 """A worker's part in what a run writes: records, checkpoints, status, summary."""
 
+import logging
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,8 @@ from parley.store.status import held, is_held
 from parley.training.events import EACH_AGENT, EpochDone, Record
 from parley.training.run import Run
 from parley.wire.transport import Transport
+
+log = logging.getLogger(__name__)
 
 
 class Board(Protocol):
@@ -100,6 +103,7 @@ class Journal:
                 "all; --on-failure heal lets each go on from its own checkpoint"
             )
         if self.epoch:
+            log.debug("going on from the checkpoint of epoch %d", self.epoch)
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
@@ -125,6 +129,7 @@ class Journal:
         path = self.folder.path
         checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
         meet(run.transport)
+        log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
         checkpoint.prune(path, event.epoch)
 

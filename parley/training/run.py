@@ -5,6 +5,7 @@ Axes: A agents hosted here, N all agents, D flat parameters.
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
 
+import logging
 import math
 import os
 import re
@@ -34,6 +35,8 @@ from parley.training import metrics
 from parley.training.events import EpochDone, Event, Record, Started, StepDone
 from parley.wire import clock as links
 from parley.wire.transport import Kind, Transport
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -264,6 +267,9 @@ class Run:
             names = engines.candidates(self.task)
             found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+            if how := engines.missed(self.task):
+                log.info("engine %s is used, with %s", name, how)
+        log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":
             # It shares out whole gradients; torch's own threads would only get in its way.
             torch.set_num_threads(1)

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a bar in a terminal or notebook, else plain lines."""
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ from rich.text import Text
 from parley.experiment import Experiment
 from parley.training.events import EpochDone, Event, Record, Started, StepDone
 from parley.watch.log import console
+
+log = logging.getLogger(__name__)
 
 REDRAWN = 0.2
 """Seconds from one picture of a bar to the next in a notebook."""
@@ -257,7 +260,7 @@ class TrainingProgress:
         match event:
             case Started():
                 if event.note:
-                    console.print(f"note: {event.note}", highlight=False)
+                    log.info("%s", event.note)
             case StepDone():
                 self._show.step(event)
             case EpochDone():

@@ -1,10 +1,11 @@
 """Trackers that receive the metrics of a run as it goes on: TensorBoard, Weights & Biases, MLflow.
 
-All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: what a run logs
-leaves the machine only where the user has told the tracker so by its own environment variables
-(``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
+All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: what a
+run logs leaves the machine only where the user has told the tracker so by its own environment
+variables (``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
 """
 
+import logging as notes
 import os
 import time
 from abc import ABC, abstractmethod
@@ -18,7 +19,8 @@ from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
 from parley.training.events import EpochDone, Event, Record
-from parley.watch.progress import console
+
+log = notes.getLogger(__name__)  # `logging` is what this module does
 
 Watcher = Callable[[Event], None]
 
@@ -217,8 +219,7 @@ def logging(
                 except Exception as error:  # whatever a tracker may raise
                     pending.remove(name)
                     why = " ".join(str(error).split())[:200]
-                    note = f"note: {name} fails ({why}); the run goes on without it"
-                    console.print(note, highlight=False, markup=False, soft_wrap=True)
+                    log.info("%s fails (%s); the run goes on without it", name, why)
         watch(event)
 
     complete = False

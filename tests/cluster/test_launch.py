@@ -145,8 +145,8 @@ class TestEnds:
         os.kill(worker, signal.SIGKILL)
         assert command.wait() == 2
         assert command.error() == (
-            "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume goes on from the last "
-            "checkpoint"
+            "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume "
+            "goes on from the last checkpoint"
         )
         assert command.nothing_left()
         run_here(out, resume=True, workers=2)

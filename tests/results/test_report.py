@@ -13,7 +13,6 @@ from PIL import Image
 
 import parley
 from parley import BadValue
-from parley.cli import app as cli
 from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
