@@ -100,7 +100,7 @@ def test_other_systems(tmp_path: Path, platform: str) -> None:
         import sys, os, signal
         platform, out = sys.argv[1:]
         # These as they are here; only our own code meets another system.
-        import torch, datasets, sklearn.datasets, filelock, matplotlib.pyplot, networkx
+        import torch, datasets, sklearn.datasets, filelock, matplotlib.pyplot, networkx, typer
         import multiprocessing.connection
         if platform == "win32":
             class Gone:

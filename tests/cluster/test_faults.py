@@ -138,6 +138,20 @@ def fill(path: Path) -> bool:
     return False
 
 
+def test_a_host_that_dies_is_named_on_every_other(made: Any) -> None:
+    """Host and agents, and not what gloo has to say about sockets."""
+    hosts = made(3)
+    hosts.until(lambda: len(hosts.records()) >= 1)
+    hosts.kill(1)
+    for rank in (0, 2):
+        assert hosts.wait(rank) == 2, hosts.words()
+        [said] = [line for line in hosts.err(rank).splitlines() if line.startswith("error: ")]
+        assert said.startswith(
+            f"error: workers: worker 1 ({here()}, agent 2) has gone without a word"
+        ), hosts.words()
+        assert "gloo" not in hosts.err(rank) and "Traceback" not in hosts.err(rank)
+
+
 def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
     """From the last common checkpoint, to the numbers of a run that was left alone."""
     out = tmp_path / "run"
