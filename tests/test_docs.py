@@ -16,7 +16,7 @@ import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
 from parley.algorithms.base import MomentumSGD
-from parley.cli.app import app
+from parley.cli.main import COMMANDS, app, load
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
@@ -95,7 +95,7 @@ def commands() -> Iterator[tuple[Path, list[str]]]:
 def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
     """Flags exist, files too, and what they say is a valid experiment."""
     name, *arguments = words
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = load(name)
     given = {k: v for k, v in command.make_context(name, arguments).params.items() if v is not None}
     file = given.pop("file", None)
     if name == "train":
@@ -177,7 +177,7 @@ def test_every_field_of_a_record_is_explained() -> None:
 def test_flags_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--nproc-per-node", "--nnodes", "--rdzv-backend"}
     known |= {"--rdzv-endpoint", "--rdzv-conf", "--node-rank", "--max-restarts"}
-    commands: list[Any] = [typer.main.get_command(app)]
+    commands: list[Any] = [typer.main.get_command(app), *map(load, COMMANDS)]
     while commands:
         command = commands.pop()
         commands += getattr(command, "commands", {}).values()
