@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench web clean
+.PHONY: demo test lint format docs bench web clean
 
 # Installed anew only when what it depends on changes.
 .venv/installed: pyproject.toml constraints.txt
@@ -17,6 +17,14 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+# The documentation site, in build/docs/index.html. Warnings are errors; nothing is fetched.
+docs: .venv/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --conf-dir docs . build/docs
+
+.venv/docs: .venv/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed

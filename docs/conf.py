@@ -1,0 +1,199 @@
+"""The documentation site, built by `make docs` with Sphinx from the Markdown as it is.
+
+The source folder is the root of the repository, so that a link that works in a repository viewer
+works on the site too. Nothing is fetched: MathJax comes with a package and is copied into the site.
+"""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from sphinx.application import Sphinx
+
+import parley
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
+
+project = "Parley"
+version = release = parley.__version__
+html_title = f"Parley {release}"
+root_doc = "docs/index"
+include_patterns = ["docs/**", "*.md"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",
+]
+
+myst_enable_extensions = ["html_image"]
+myst_fence_as_directive = ["math"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # a test executes the notebook; the site shows what it holds
+
+# Tables that are made by a program start at the level at which another page includes them.
+suppress_warnings = ["myst.header"]
+
+html_theme = "furo"
+html_copy_source = False
+html_extra_path = ["site"]  # index.html, which leads from / to the first page
+
+default_role = "code"  # docstrings have Markdown's backticks
+autodoc_default_options = {"members": True, "show-inheritance": True, "ignore-module-all": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+
+
+# The sidebar
+
+
+LINK = re.compile(r"\]\((?!http)([^)#]+)\.(?:md|ipynb)\)")
+FOLDER = re.compile(r"\[([^\]]+)\]\((?!http)([\w./-]+)\)")
+CODE = re.compile(r"\]\((?:\.\./)*(parley/[\w/]+)\.py\)")
+
+
+def reference_of(path: str) -> str:
+    """The reference page of a module, from the module's path."""
+    return f"docs/reference/{path.removesuffix('/__init__').replace('/', '.')}.rst"
+
+
+def add_links(app: Sphinx, name: str, source: list[str]) -> None:
+    """Links to code lead to the reference; those to folders, which a site cannot show, are text.
+    Each section of docs/index.md is a caption of the sidebar, and its links are the pages."""
+    here = Path(app.env.doc2path(name)).parent
+    source[0] = FOLDER.sub(lambda m: m[1] if (here / m[2]).is_dir() else m[0], source[0])
+    source[0] = CODE.sub(lambda found: f"](/{reference_of(found[1])})", source[0])
+    if name.startswith("docs/records/"):  # made by programs, and linked where they are discussed
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
+    if name == "docs/reference":
+        source[0] += toctree("Packages", ["reference/parley"])
+    if name == root_doc:
+        for section in source[0].split("\n## ")[1:]:
+            caption, _, text = section.partition("\n")
+            source[0] += toctree(caption, list(dict.fromkeys(LINK.findall(text))))
+
+
+def toctree(caption: str, pages: list[str]) -> str:
+    """A part of the sidebar in MyST."""
+    return "\n".join(
+        ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""]
+    )
+
+
+# The reference: a page for each module, as the package tree has them
+
+
+def write_reference(app: Sphinx) -> None:
+    """Writes docs/reference, which is not kept in the repository. What is unchanged keeps its time,
+    so that a second build reads only what is new."""
+    found = pkgutil.walk_packages(parley.__path__, "parley.")
+    names = ["parley", *(info.name for info in found if not info.name.endswith("__main__"))]
+    REFERENCE.mkdir(exist_ok=True)
+    for page in REFERENCE.glob("*.rst"):
+        if page.stem not in names:
+            page.unlink()
+    for name in names:
+        inside = [n for n in names if n.rpartition(".")[0] == name]
+        text = reference_page(importlib.import_module(name), inside)
+        page = REFERENCE / f"{name}.rst"
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+
+
+def reference_page(module: ModuleType, inside: list[str]) -> str:
+    """A module's own definitions, the names it passes on, and links to what is inside it."""
+    name = module.__name__
+    lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
+    if passed_on := [n for n in getattr(module, "__all__", []) if is_from_elsewhere(module, n)]:
+        lines += ["Also here", "---------", ""]
+        lines += [f"- :py:obj:`{n} <{where(module, n)}>`" for n in passed_on] + [""]
+    if inside:
+        lines += ["Inside", "------", "", ".. toctree::", "   :titlesonly:", ""]
+        lines += [f"   {n}" for n in inside]
+    return "\n".join(lines) + "\n"
+
+
+def where(module: ModuleType, name: str) -> str:
+    """The full name under which something is defined."""
+    value = getattr(module, name)
+    return f"{getattr(value, '__module__', module.__name__)}.{getattr(value, '__name__', name)}"
+
+
+def is_from_elsewhere(module: ModuleType, name: str) -> bool:
+    """Whether a module passes on a name that another one defines."""
+    return where(module, name) != f"{module.__name__}.{name}"
+
+
+# Docstrings
+
+
+def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool:
+    """Leaves out pydantic's settings and what named tuples say of their fields."""
+    return skip or name == "model_config" or str(value.__doc__).startswith("Alias for field number")
+
+
+def docstring(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """From the little Markdown that docstrings use; a pydantic model's fields follow as a table."""
+    text = "\n\n".join(restructured(block) for block in "\n".join(lines).split("\n\n"))
+    if isinstance(value, type) and issubclass(value, BaseModel) and value.model_fields:
+        rows = [["field", "type", "default", "meaning"]]
+        rows += [field_row(*item) for item in value.model_fields.items()]
+        text += "\n\n" + table(rows)
+    lines[:] = text.splitlines()
+
+
+def restructured(block: str) -> str:
+    """A literal block, a table, or text without reStructuredText's own signs."""
+    rows = block.strip("\n").splitlines()
+    if rows and rows[0].startswith("    "):
+        return "::\n\n" + block.strip("\n")
+    if rows and rows[0].startswith("|"):
+        cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+        return table([cells[0], *cells[2:]])
+    return escaped(block)
+
+
+def escaped(text: str) -> str:
+    """Outside backticks, `|` and `*` are themselves."""
+    parts = re.split(r"(`+[^`]*`+)", text)
+    parts[::2] = [re.sub(r"([|*])", r"\\\1", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def field_row(name: str, field: FieldInfo) -> list[str]:
+    """A field of a pydantic model in words."""
+    kind = field.annotation
+    shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    limits = " ".join(f"{limit!r}" for limit in field.metadata)
+    default = (
+        "required"
+        if field.is_required()
+        else f"``{field.get_default(call_default_factory=True)!r}``"
+    )
+    meaning = escaped(" ".join((field.description or "").split()))
+    return [f"``{name}``", f"``{shown}`` {limits}", default, meaning]
+
+
+def table(rows: list[list[str]]) -> str:
+    """A table whose first row is its header."""
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for first, *others in rows:
+        lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+    return "\n".join(lines)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("builder-inited", write_reference)
+    app.connect("source-read", add_links)
+    app.connect("autodoc-skip-member", skip_member)
+    app.connect("autodoc-process-docstring", docstring)
