@@ -7,6 +7,7 @@ works on the site too. Nothing is fetched: MathJax comes with a package and is c
 import importlib
 import pkgutil
 import re
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ version = release = parley.__version__
 html_title = f"Parley {release}"
 root_doc = "docs/index"
 include_patterns = ["docs/**", "*.md"]
+exclude_patterns = [".venv", "build", "results", "web"]  # not looked into
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
@@ -43,6 +45,8 @@ suppress_warnings = ["myst.header"]
 
 html_theme = "furo"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_extra_path = ["site"]  # index.html, which leads from / to the first page
 
 default_role = "code"  # docstrings have Markdown's backticks
@@ -110,7 +114,10 @@ def write_reference(app: Sphinx) -> None:
 def reference_page(module: ModuleType, inside: list[str]) -> str:
     """A module's own definitions, the names it passes on, and links to what is inside it."""
     name = module.__name__
-    lines = [name, "=" * len(name), "", f".. automodule:: {name}", ""]
+    lines = [name, "=" * len(name), "", f".. automodule:: {name}"]
+    if fields := only_fields(module):
+        lines += [f"   :exclude-members: {', '.join(sorted(fields))}"]
+    lines += [""]
     if passed_on := [n for n in getattr(module, "__all__", []) if is_from_elsewhere(module, n)]:
         lines += ["Also here", "---------", ""]
         lines += [f"- :py:obj:`{n} <{where(module, n)}>`" for n in passed_on] + [""]
@@ -118,6 +125,15 @@ def reference_page(module: ModuleType, inside: list[str]) -> str:
         lines += ["Inside", "------", "", ".. toctree::", "   :titlesonly:", ""]
         lines += [f"   {n}" for n in inside]
     return "\n".join(lines) + "\n"
+
+
+def only_fields(module: ModuleType) -> set[str]:
+    """Names of pydantic fields, which tables explain; not those that also name something else."""
+    here = [v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__]
+    models = [v for v in here if isinstance(v, type) and issubclass(v, BaseModel)]
+    fields = {field for model in models for field in model.model_fields}
+    others = {name for v in [module, *here] for name in getattr(v, "__dict__", {})}
+    return fields - others
 
 
 def where(module: ModuleType, name: str) -> str:
@@ -139,6 +155,13 @@ def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, optio
     return skip or name == "model_config" or str(value.__doc__).startswith("Alias for field number")
 
 
+def signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, arguments: str, returns: str
+) -> tuple[str, str] | None:
+    """A pydantic model's arguments are its fields, which are in its table."""
+    return ("", "") if isinstance(value, type) and issubclass(value, BaseModel) else None
+
+
 def docstring(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
@@ -151,10 +174,14 @@ def docstring(
     lines[:] = text.splitlines()
 
 
+COLUMNS = re.compile(r"\S {2,}\S")
+
+
 def restructured(block: str) -> str:
     """A literal block, a table, or text without reStructuredText's own signs."""
     rows = block.strip("\n").splitlines()
-    if rows and rows[0].startswith("    "):
+    if rows and (rows[0].startswith("    ") or all(COLUMNS.search(row) for row in rows)):
+        block = textwrap.indent(textwrap.dedent(block), "    ")
         return "::\n\n" + block.strip("\n")
     if rows and rows[0].startswith("|"):
         cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -169,11 +196,19 @@ def escaped(text: str) -> str:
     return "".join(parts)
 
 
+LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
 def field_row(name: str, field: FieldInfo) -> list[str]:
     """A field of a pydantic model in words."""
     kind = field.annotation
     shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-    limits = " ".join(f"{limit!r}" for limit in field.metadata)
+    limits = ", ".join(
+        f"{sign} {getattr(limit, key)}"
+        for limit in field.metadata
+        for key, sign in LIMITS.items()
+        if hasattr(limit, key)
+    )
     default = (
         "required"
         if field.is_required()
@@ -196,4 +231,5 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_reference)
     app.connect("source-read", add_links)
     app.connect("autodoc-skip-member", skip_member)
+    app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
