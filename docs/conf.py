@@ -59,7 +59,7 @@ autodoc_typehints_format = "short"
 
 
 LINK = re.compile(r"\]\((?!http)([^)#]+)\.(?:md|ipynb)\)")
-FOLDER = re.compile(r"\[([^\]]+)\]\((?!http)([\w./-]+)\)")
+FILE = re.compile(r"\[([^\]]+)\]\((?!http)([\w./-]+)\)")
 CODE = re.compile(r"\]\((?:\.\./)*(parley/[\w/]+)\.py\)")
 
 
@@ -68,11 +68,18 @@ def reference_of(path: str) -> str:
     return f"docs/reference/{path.removesuffix('/__init__').replace('/', '.')}.rst"
 
 
+def is_shown(target: Path) -> bool:
+    """Whether the site has something to link to: not for folders, nor for pages outside docs."""
+    target = target.resolve()
+    outside = target.parent != ROOT and not target.is_relative_to(ROOT / "docs")
+    return not (target.is_dir() or (target.suffix == ".md" and outside))
+
+
 def add_links(app: Sphinx, name: str, source: list[str]) -> None:
-    """Links to code lead to the reference; those to folders, which a site cannot show, are text.
-    Each section of docs/index.md is a caption of the sidebar, and its links are the pages."""
+    """Links to code lead to the reference; those to what a site cannot show are text. Each section
+    of docs/index.md is a caption of the sidebar, and its links are the pages."""
     here = Path(app.env.doc2path(name)).parent
-    source[0] = FOLDER.sub(lambda m: m[1] if (here / m[2]).is_dir() else m[0], source[0])
+    source[0] = FILE.sub(lambda m: m[0] if is_shown(here / m[2]) else m[1], source[0])
     source[0] = CODE.sub(lambda found: f"](/{reference_of(found[1])})", source[0])
     if name.startswith("docs/records/"):  # made by programs, and linked where they are discussed
         source[0] = f"---\norphan: true\n---\n{source[0]}"

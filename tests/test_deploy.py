@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,20 @@ def test_the_dockerfile_is_well_formed() -> None:
         subprocess.run(["bash", "-n", "-c", script], check=True)
 
 
-def test_the_image_is_made_of_files_that_exist() -> None:
+def test_the_image_gets_all_that_installing_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {"pyproject.toml", "parley", "constraints.txt", "examples"}
+    needed |= {project["project"]["readme"], *project["project"]["license-files"]}
+    if "custom" in project["tool"]["hatch"]["build"].get("hooks", {}):
+        needed |= {"hatch_build.py"}
+    first, *lines = [
+        line
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+        if not line.startswith("#")
+    ]
+    assert first == "*" and needed <= {line.removeprefix("!") for line in lines}
     copied = {source for line in values("COPY") for source in line.split()[:-1]}
-    assert all((ROOT / source).exists() for source in copied)
-    needed = {"pyproject.toml", "README.md", "LICENSE", "parley", "constraints.txt", "examples"}
-    assert needed <= copied
+    assert copied <= needed | {"."} and all((ROOT / name).exists() for name in needed)
     installs = [line for line in values("RUN") if line.startswith("pip install")]
     assert installs and all("--constraint constraints.txt" in line for line in installs)
 
@@ -140,6 +150,6 @@ def test_the_slurm_script_has_no_shell_mistakes() -> None:
 
 def test_every_recipe_is_explained_and_tested() -> None:
     page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
-    names = {path.name for path in DEPLOY.iterdir()}
-    assert names == {"Dockerfile", "slurm.sbatch", "kubernetes.yaml"}
-    assert all(f"(../deploy/{name})" in page for name in names)
+    recipes = {"Dockerfile", "slurm.sbatch", "kubernetes.yaml"}
+    assert {path.name for path in DEPLOY.iterdir()} == recipes | {"Dockerfile.dockerignore"}
+    assert all(f"(../deploy/{name})" in page for name in recipes)
