@@ -126,10 +126,10 @@ def reference_page(module: ModuleType, inside: list[str]) -> str:
         lines += [f"   :exclude-members: {', '.join(sorted(fields))}"]
     lines += [""]
     if passed_on := [n for n in getattr(module, "__all__", []) if is_from_elsewhere(module, n)]:
-        lines += ["Also here", "---------", ""]
+        lines += ["Public names", "------------", ""]
         lines += [f"- :py:obj:`{n} <{where(module, n)}>`" for n in passed_on] + [""]
     if inside:
-        lines += ["Inside", "------", "", ".. toctree::", "   :titlesonly:", ""]
+        lines += ["Modules", "-------", "", ".. toctree::", "   :titlesonly:", ""]
         lines += [f"   {n}" for n in inside]
     return "\n".join(lines) + "\n"
 
@@ -177,7 +177,7 @@ def docstring(
     if isinstance(value, type) and issubclass(value, BaseModel) and value.model_fields:
         rows = [["field", "type", "default", "meaning"]]
         rows += [field_row(*item) for item in value.model_fields.items()]
-        text += "\n\n" + table(rows)
+        text += "\n\n" + table(rows, ":widths: 17 20 15 48")
     lines[:] = text.splitlines()
 
 
@@ -225,9 +225,9 @@ def field_row(name: str, field: FieldInfo) -> list[str]:
     return [f"``{name}``", f"``{shown}`` {limits}", default, meaning]
 
 
-def table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]], widths: str = ":widths: auto") -> str:
     """A table whose first row is its header."""
-    lines = [".. list-table::", "   :header-rows: 1", ""]
+    lines = [".. list-table::", "   :header-rows: 1", f"   {widths}", ""]
     for first, *others in rows:
         lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
     return "\n".join(lines)
