@@ -17,12 +17,13 @@ from pydantic.fields import FieldInfo
 from sphinx.application import Sphinx
 
 import parley
+from parley.version import __version__
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 
 project = "Parley"
-version = release = parley.__version__
+version = release = __version__
 html_title = f"Parley {release}"
 root_doc = "docs/index"
 include_patterns = ["docs/**", "*.md"]
