@@ -41,8 +41,10 @@ myst_fence_as_directive = ["math"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # a test executes the notebook; the site shows what it holds
 
-# Tables that are made by a program start at the level at which another page includes them.
-suppress_warnings = ["myst.header"]
+suppress_warnings = [
+    "myst.header",  # tables made by a program start at the level of the page that they belong to
+    "ref.python",  # a type in a signature whose name two modules have; broken links are others
+]
 
 html_theme = "furo"
 html_copy_source = False
