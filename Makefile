@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Pytest's workers: one for each core.
 CORES ?= auto
 
-.PHONY: demo check test test-pythons lint format bench web clean
+.PHONY: demo check test test-pythons lint format docs bench web clean
 
 .venv/made:
 	$(PYTHON) -c 'import sys; sys.exit("Parley needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -42,6 +42,14 @@ test-pythons:
 	  .venv-$$version/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' && \
 	  .venv-$$version/bin/python -m pytest -n $(CORES) --dist loadgroup -m 'not slow' || exit 1; \
 	done
+
+# The documentation site, in build/docs/index.html. Warnings are errors; nothing is fetched.
+docs: .venv/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --conf-dir docs . build/docs
+
+.venv/docs: .venv/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed
