@@ -130,7 +130,7 @@ class Experiment(BaseModel):
         if variant not in (None, *VARIANTS):
             raise unknown_name("variant", str(variant), VARIANTS)
         if variant == "as-run":
-            flat = {k: v for k, v in AS_RUN.items() if k in algorithm.model_fields} | flat
+            flat = algorithm.choices_as_run() | flat
         if variant and "evonorm" in models.options(flat.get("model", "mlp")):
             evonorm = "hard-swish" if variant == "as-run" else "s0"
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}

@@ -14,6 +14,7 @@ Line numbers are those of the paper's Algorithm 1 (NGC) unless another one is na
 """
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal, localcontext
 from itertools import product
 from typing import Literal
 
@@ -192,10 +193,11 @@ def cga_gradients(
         begin = 0
         for length in lengths:
             end = begin + length
-            total = own[i][begin:end]
+            g = own[i][begin:end]
             rows = [cross[i, j][begin:end] for j in neighbours]
             rows = [row for row in rows if bool((row != 0).any())]
-            for u_j, g_j in zip(solve_qp(total, rows, floor), rows, strict=True):
+            total = g
+            for u_j, g_j in zip(solve_qp(pi * g, [pi * r for r in rows], floor), rows, strict=True):
                 total = total + u_j * g_j
             projected.append(pi * total)
             begin = end
@@ -204,45 +206,55 @@ def cga_gradients(
 
 
 def solve_qp(g: Tensor, rows: Sequence[Tensor], floor: float) -> list[float]:
-    """u ≥ floor that minimises ½‖g + Σ_j u_j rows_j‖² + ½·10⁻¹²‖u‖²: all active sets are tried.
+    """What the authors ask of quadprog, ``solve_qp(M Mᵀ + 1e-12 I, -M g, I, floor)``: the u ≥ floor
+    that minimises ½‖g + Σ_j u_j rows_j‖² + ½·10⁻¹²‖u‖², where they pass gradients times π.
 
-    Each set pins some u_j to the floor and makes the objective stationary in the others. The
-    answer is the candidate that meets the optimality (KKT) conditions: for every j, one of
-    the slack u_j - floor and the derivative is zero and the other is not negative, that is,
-    min(slack, derivative) = 0. The derivative is divided by the curvature, so that both have
-    the unit of u.
+    In decimals of 60 digits. All active sets are tried: each pins some u_j to the floor and makes
+    the objective stationary in the others. The answer is the one that meets the optimality (KKT)
+    conditions, free u_j ≥ floor and derivatives ≥ 0 at the pinned ones. There is always just one.
     """
     m = len(rows)
-    if m == 0:
-        return []
-    P = torch.zeros(m, m, dtype=torch.float64)
-    q = torch.zeros(m, dtype=torch.float64)
-    for a in range(m):
-        q[a] = rows[a] @ g
-        for b in range(m):
-            P[a, b] = rows[a] @ rows[b] + (1e-12 if a == b else 0.0)
-
-    best, best_violation = None, float("inf")
-    for pinned in product([True, False], repeat=m):
-        u = torch.full((m,), float(floor), dtype=torch.float64)
-        free = [a for a in range(m) if not pinned[a]]
-        fixed = [a for a in range(m) if pinned[a]]
-        if free:
-            right = -q[free] - P[free][:, fixed] @ u[fixed]
-            # A set of dependent rows that is numerically singular can be passed over: the
-            # optimum is also reached with independent free rows (Carathéodory).
-            solution, failed = torch.linalg.solve_ex(P[free][:, free], right)
-            if failed:
-                continue
-            u[free] = solution
-        derivative = P @ u + q
-        violation = 0.0
+    with localcontext() as context:
+        context.prec = 60
+        own, exact = decimals(g), [decimals(row) for row in rows]
+        q = [dot(row, own) for row in exact]
+        P = [[dot(one, other) for other in exact] for one in exact]
         for a in range(m):
-            slack = float(u[a]) - floor
-            violation = max(violation, abs(min(slack, float(derivative[a] / P[a, a]))))
-        if violation < best_violation:
-            best, best_violation = u, violation
+            P[a][a] += Decimal("1e-12")
+        rounding = Decimal("1e-30")
+        for pinned in product([True, False], repeat=m):
+            free = [a for a in range(m) if not pinned[a]]
+            u = [Decimal(floor)] * m
+            right = [-q[a] - sum(P[a][b] * u[b] for b in range(m) if pinned[b]) for a in free]
+            for a, value in zip(
+                free, solve([[P[a][b] for b in free] for a in free], right), strict=True
+            ):
+                u[a] = value
+            slack = [u[a] - Decimal(floor) for a in free]
+            derivative = [dot(P[a], u) + q[a] for a in range(m) if pinned[a]]
+            if all(value >= -rounding for value in slack + derivative):
+                return [float(value) for value in u]
+    raise AssertionError("no active set meets the optimality conditions")
 
-    assert best is not None
-    assert best_violation <= 1e-9 * (1 + float(best.abs().max())), best_violation
-    return best.tolist()
+
+def solve(A: list[list[Decimal]], b: list[Decimal]) -> list[Decimal]:
+    """x with A x = b, for a positive definite A: Gaussian elimination needs no pivots then."""
+    A, b, n = [list(row) for row in A], list(b), len(b)
+    for k in range(n):
+        for i in range(k + 1, n):
+            factor = A[i][k] / A[k][k]
+            for j in range(k, n):
+                A[i][j] -= factor * A[k][j]
+            b[i] -= factor * b[k]
+    x = [Decimal(0)] * n
+    for i in reversed(range(n)):
+        x[i] = (b[i] - sum(A[i][j] * x[j] for j in range(i + 1, n))) / A[i][i]
+    return x
+
+
+def decimals(values: Tensor) -> list[Decimal]:
+    return [Decimal(value) for value in values.tolist()]
+
+
+def dot(a: list[Decimal], b: list[Decimal]) -> Decimal:
+    return sum((x * y for x, y in zip(a, b, strict=True)), Decimal(0))

@@ -3,7 +3,7 @@
 import pytest
 
 from parley import CGA, NGC, BadValue, CompNGC, Experiment
-from parley.algorithms import ALGORITHMS, AS_RUN
+from parley.algorithms import ALGORITHMS, AS_RUN, find
 from parley.experiment import HOW, on_top, read_file
 
 
@@ -49,13 +49,33 @@ def test_an_algorithm_of_the_users_own_keeps_its_class_and_options():
     assert error(Experiment.of, algorithm=Mine(), momentum=1).startswith("momentum: 1 is not")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+HAVE_A_FORM_AS_RUN = ("dpsgd", "dmsgd", "ngc", "compngc", "cga", "compcga", "gut")
+
+
+@pytest.mark.parametrize("name", HAVE_A_FORM_AS_RUN)
 def test_as_run_sets_every_choice_that_an_algorithm_has(name):
     algorithm = Experiment.of(algorithm=name, variant="as-run").algorithm
     assert algorithm == ALGORITHMS[name].as_run()
     for option in AS_RUN.keys() & ALGORITHMS[name].model_fields.keys():
         assert getattr(algorithm, option) == AS_RUN[option]
-    assert Experiment.of(algorithm=name, variant="as-printed").algorithm == ALGORITHMS[name]()
+    assert algorithm.gradient_at == "mixed" and algorithm.nesterov
+
+
+COMBINATIONS = ["ngc+qgm", "compngc+choco", "cga+gossip", "ngc+push-sum", "tracking+sign"]
+
+
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *COMBINATIONS} - {*HAVE_A_FORM_AS_RUN}))
+def test_as_run_is_refused_where_it_could_set_only_a_part(name):
+    said = error(Experiment.of, algorithm=name, variant="as-run")
+    assert said == error(find(name).as_run)
+    assert said.startswith("variant: 'as-run' is not valid")
+    assert "as-run only for " + ", ".join(HAVE_A_FORM_AS_RUN) in said
+    assert f"do not all have a place in {find(name).name}" in said
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *COMBINATIONS])
+def test_as_printed_is_what_an_algorithm_is_by_itself(name):
+    assert Experiment.of(algorithm=name, variant="as-printed").algorithm == find(name)()
 
 
 def test_options_beside_a_variant_win():

@@ -28,8 +28,8 @@ class AdaptiveGossip(DifferenceGossip):
     """β₂, how slowly the mean square of the disagreement follows."""
 
     def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
-        """Also a mean square of nothing."""
-        memory = super().start(x_AD, hood)
+        """A mean square of nothing, beside what CHOCO's rule keeps."""
+        memory = {}
         for slot in self.slots:  # type: ignore[attr-defined]
             memory[f"{slot}_square_AD"] = torch.zeros_like(x_AD)
             memory[f"{slot}_weight_A"] = x_AD.new_zeros(len(x_AD))

@@ -49,8 +49,14 @@ class Algorithm(BaseModel, ABC):
     @classmethod
     def as_run(cls, **options: Any) -> Self:
         """With the choices of the NGC authors' public code, then `options`."""
-        own = {name: value for name, value in AS_RUN.items() if name in cls.model_fields}
-        return cls(**(own | options))
+        return cls(**(cls.choices_as_run() | options))
+
+    @classmethod
+    def choices_as_run(cls) -> dict[str, Any]:
+        """Those of `AS_RUN` that the algorithm has; all of them or, as here, a refusal."""
+        because = f"the NGC authors' choices do not all have a place in {cls.name}"
+        valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
+        raise BadValue("variant", "as-run", valid, because)
 
     @property
     def label(self) -> str:
@@ -85,7 +91,8 @@ Memory = dict[str, Tensor]
 class Part(BaseModel):
     """A rule of which algorithms are put together, with its hyper-parameters as fields.
 
-    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one.
+    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one. That
+    of each class is called, its parents' too: it makes only what the class itself adds.
     """
 
     model_config = CONFIG
@@ -124,6 +131,11 @@ class MomentumSGD(Momentum, Algorithm):
     gradient_at: Literal["own", "mixed"] = "own"
     """Where the self-gradient is taken: at the own model as printed, or as run at the model
     already mixed with the neighbours'."""
+
+    @classmethod
+    def choices_as_run(cls) -> dict[str, Any]:
+        """Those of `AS_RUN` that the algorithm has."""
+        return {name: value for name, value in AS_RUN.items() if name in cls.model_fields}
 
     def mixed(self, x_AD: Tensor, x_I: Flow, hood: Neighbourhood) -> Tensor:
         """The models after a gossip step. Waits for the neighbours': where the self-gradient does

@@ -4,7 +4,12 @@ Esfandiari et al., "Cross-Gradient Aggregation for Decentralized Learning from N
 ICML 2021. Each agent turns its gradient g until it opposes none of the gradients g_j that its
 neighbours' data give for its model:
 
-    u = argmin ½ ‖g + Σ_j u_j g_j‖²  subject to  u ≥ floor;   g* = g + Σ_j u_j g_j
+    u = argmin ½ ‖π (g + Σ_j u_j g_j)‖² + ½ ε ‖u‖²  subject to  u ≥ floor
+    g* = π (g + Σ_j u_j g_j)
+
+π is 1, or as run 1 / (neighbours + 1). ε = 10⁻¹² is the authors', who solve the program for the
+gradients times π: it makes the program regular and does next to nothing else. As printed there is
+no ε; here it is the same, with π = 1.
 
 η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, O their outgoing edges, M most
 neighbours of an agent, D flat parameters, P quadratic programs.
@@ -27,10 +32,12 @@ from parley.neighbourhood.verbs import Flow, Neighbourhood
 GRAM_BLOCK = 16384
 """Entries that are made float64 at once."""
 RIDGE = 1e-12
-"""Added to the squared length of each gradient, as the authors do: equal gradients make the
-program singular."""
+"""What the authors add to the squared length of each π g_j, since equal gradients make the program
+singular. Here the program is that of the g_j, for which it is `RIDGE` / π²."""
 TINY = 1e-14
-"""The same for gradients so long that `RIDGE` is lost in rounding, as a share of the square."""
+"""The least ridge, as a share of a gradient's squared length: a smaller one would be lost in the
+rounding of the Gram matrix. It counts only where ‖π g_j‖ is above 10, and there the authors' solver
+may fail."""
 FEW = 4
 """Neighbours up to which all sets of multipliers above the floor are tried."""
 
@@ -73,10 +80,10 @@ class Projection(Part):
         r_AMD = r_OD[members_AM.clamp(min=0)]
         if not present_AM.all():
             r_AMD *= present_AM[..., None]
-        result_AD = project(g_AD, r_AMD, sizes, self.qp_floor)
+        π_A = g_AD.new_ones(len(g_AD), dtype=torch.float64)
         if self.qp_scale == "neighbourhood":
-            result_AD /= present_AM.sum(1, keepdim=True) + 1
-        return result_AD
+            π_A /= present_AM.sum(1) + 1
+        return π_A[:, None].to(g_AD) * project(g_AD, r_AMD, sizes, self.qp_floor, RIDGE / π_A**2)
 
 
 class CGA(Projection, MomentumSGD):
@@ -112,12 +119,15 @@ def by_agent(sender_O: Tensor, agents: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1)
 
 
-def project(g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float) -> Tensor:
+def project(
+    g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float, ridge_A: Tensor
+) -> Tensor:
     """g + Σ_j u_j g_j, with the multipliers u of a quadratic program for each agent and segment."""
     segments = list(zip(g_AD.split(sizes, 1), r_AMD.split(sizes, 2), strict=True))
     products = [products_of(g_Ad, r_AMd) for g_Ad, r_AMd in segments]
     gram_PMM, along_PM = (torch.cat(parts).cpu().numpy() for parts in zip(*products, strict=True))
-    u_PM = torch.from_numpy(multipliers(gram_PMM, along_PM, floor)).to(g_AD)
+    ridge_P = ridge_A.repeat(len(segments)).cpu().numpy()
+    u_PM = torch.from_numpy(multipliers(gram_PMM, along_PM, floor, ridge_P)).to(g_AD)
     result_AD = torch.empty_like(g_AD)
     for (g_Ad, r_AMd), u_AM, result_Ad in zip(
         segments, u_PM.split(len(g_AD)), result_AD.split(sizes, 1), strict=True
@@ -138,45 +148,53 @@ def products_of(g_AD: Tensor, r_AMD: Tensor) -> tuple[Tensor, Tensor]:
     return products_AMN[..., :-1], products_AMN[..., -1]
 
 
-def multipliers(gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float) -> np.ndarray:
-    """argmin ½ uᵀ G u + cᵀ u subject to u ≥ floor, of many programs P.
+def multipliers(
+    gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float, ridge_P: np.ndarray
+) -> np.ndarray:
+    """argmin ½ uᵀ (G + ridge I) u + cᵀ u subject to u ≥ floor, of many programs P.
 
     G is the Gram matrix of the g_j and c_j = g·g_j. With u = floor + w it is a non-negative
     least-squares problem. A gradient that is exactly zero has no say: its multiplier is 0.
 
-    >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0)
+    >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0, ridge_P=np.zeros(1))
     array([[3., 0.]])
     """
     finite_P = np.isfinite(gram_PMM).all((1, 2)) & np.isfinite(along_PM).all(1)
     gram_PMM = np.where(finite_P[:, None, None], gram_PMM, 0.0)
-    shifted_PM = np.where(finite_P[:, None], along_PM, 0.0) + gram_PMM.sum(2) * floor
-    # In units in which every gradient has the length 1: programs of any size are solved alike.
+    along_PM = np.where(finite_P[:, None], along_PM, 0.0)
     square_PM = np.diagonal(gram_PMM, axis1=1, axis2=2)
-    one_PM = np.where(square_PM > 0, square_PM, 1.0)
-    unit_PM = 1 / np.sqrt(one_PM)
-    gram_PMM = gram_PMM * unit_PM[:, None] * unit_PM[..., None]
     entry = np.arange(gram_PMM.shape[1])
-    gram_PMM[:, entry, entry] = 1 + RIDGE / one_PM + TINY
+    gram_PMM[:, entry, entry] += np.maximum(ridge_P[:, None], TINY * square_PM)
+    # In units in which every gradient is about 1 long: programs of any size are solved alike. Units
+    # that are powers of two round nothing.
+    unit_PM = np.ldexp(1.0, -np.frexp(np.sqrt(np.where(square_PM > 0, square_PM, 1.0)))[1])
+    slope_PM = (along_PM + gram_PMM.sum(2) * floor) * unit_PM
+    gram_PMM = gram_PMM * unit_PM[:, None] * unit_PM[..., None]
+    gram_PMM[:, entry, entry] += square_PM == 0
     solve = by_supports if len(entry) <= FEW else by_active_sets
-    u_PM: np.ndarray = floor + unit_PM * solve(gram_PMM, shifted_PM * unit_PM)
+    u_PM: np.ndarray = floor + unit_PM * solve(gram_PMM, slope_PM)
     u_PM *= square_PM > 0
     u_PM[~finite_P] = np.nan  # diverged: for the run to see and to say
     return u_PM
 
 
 def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
-    """argmin ½ wᵀ G w + cᵀ w subject to w ≥ 0: the best of what all sets of free entries give.
+    """argmin ½ wᵀ G w + cᵀ w subject to w ≥ 0: all sets of free entries are tried.
 
-    The sets are as many as 2^M, but each is tried on all programs at once.
+    The answer is the one where no entry held at 0 wants to grow. Where rounding leaves none, it is
+    the one where they want it least, which is sharper than comparing values: near the optimum those
+    differ by a square. The sets are as many as 2^M, but each is tried on all programs at once.
     """
-    best_P, w_PM = np.zeros(len(slope_PM)), np.zeros_like(slope_PM)
+    w_PM = np.zeros_like(slope_PM)
+    least_P = -slope_PM.min(1)
     entries = range(slope_PM.shape[1])
     for free in chain.from_iterable(combinations(entries, n + 1) for n in entries):
-        inner_Pff = gram_PMM[:, free][..., free]
-        w_Pf = np.linalg.solve(inner_Pff, -slope_PM[:, free, None])[..., 0]
-        value_P = (slope_PM[:, free] * w_Pf).sum(1) / 2
-        better_P = (w_Pf >= 0).all(1) & (value_P < best_P)
-        best_P = np.where(better_P, value_P, best_P)
+        held = [entry for entry in entries if entry not in free]
+        w_Pf = np.linalg.solve(gram_PMM[:, free][..., free], -slope_PM[:, free, None])[..., 0]
+        held_Ph = slope_PM[:, held] + (gram_PMM[:, held][..., free] @ w_Pf[..., None])[..., 0]
+        wants_P = -held_Ph.min(1, initial=0.0)
+        better_P = (w_Pf >= 0).all(1) & (wants_P < least_P)
+        least_P = np.where(better_P, wants_P, least_P)
         trial_PM = np.zeros_like(w_PM)
         trial_PM[:, free] = w_Pf
         w_PM = np.where(better_P[:, None], trial_PM, w_PM)
@@ -184,10 +202,14 @@ def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
 
 
 def by_active_sets(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
-    """The same by non-negative least squares in a factor of G, one program after the other."""
-    w_PM = np.empty_like(slope_PM)
-    for p, (gram, slope) in enumerate(zip(gram_PMM, slope_PM, strict=True)):
+    """The same one program after the other: non-negative least squares in a factor of G finds the
+    free entries, and G itself gives them to full precision."""
+    w_PM = np.zeros_like(slope_PM)
+    for w, gram, slope in zip(w_PM, gram_PMM, slope_PM, strict=True):
         values, vectors = np.linalg.eigh(gram)
         root = np.sqrt(np.maximum(values, TINY))
-        w_PM[p], _ = nnls(root[:, None] * vectors.T, -(vectors.T @ slope) / root)
+        rough, _ = nnls(root[:, None] * vectors.T, -(vectors.T @ slope) / root)
+        free = np.flatnonzero(rough)
+        exact = np.linalg.solve(gram[np.ix_(free, free)], -slope[free])
+        w[free] = exact if (exact >= 0).all() else rough[free]
     return w_PM

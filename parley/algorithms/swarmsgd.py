@@ -49,9 +49,14 @@ class SwarmSGD(Momentum, Algorithm):
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
         """One local step of those that meet, and their averaging if it is due."""
         x_AD, v_AD = state
-        pairs = self.drawn(hood.transport.topology, hood.seed, batch.step // self.local_steps)
+        topology = hood.transport.topology
+        pairs = self.drawn(topology, hood.seed, batch.step // self.local_steps)
+        # Agents are numbered as on the graph here, where some of the experiment's may be absent.
         busy = {agent for pair in pairs for agent in pair}
-        active_A = torch.tensor([a in busy for a in hood.agents], device=x_AD.device)
+        alone = topology.agents == 1  # nobody to meet, but something to learn
+        active_A = torch.tensor(
+            [alone or agent in busy for agent in hood.placement.agents], device=x_AD.device
+        )
         g_AD = hood.gradient(x_AD, batch, active_A)
         d_AD, new_v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = torch.where(active_A[:, None], x_AD + d_AD, x_AD)

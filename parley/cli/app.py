@@ -22,6 +22,7 @@ from rich.text import Text
 from parley import data as datasets
 from parley import graphs as topologies
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
+from parley.algorithms.base import MomentumSGD
 from parley.cli.report import report
 from parley.cli.reproduce import app as reproduce_app
 from parley.cluster import launch
@@ -734,7 +735,8 @@ def list_algorithms(
         algorithm = find(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
         for option, field in algorithm.model_fields.items():
-            as_run = f", as run {AS_RUN[option]}" if option in AS_RUN else ""
+            runs = issubclass(algorithm, MomentumSGD) and option in AS_RUN
+            as_run = f", as run {AS_RUN[option]}" if runs else ""
             line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
             line.append(f"  [{valid_values(field)}]", "dim")
             screen.print(line)

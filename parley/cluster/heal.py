@@ -55,7 +55,7 @@ from parley.experiment import Experiment
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.folder import RunFolder
-from parley.training.run import EpochDone, Event, Problem, Run, task_of
+from parley.training.run import EpochDone, Event, Losses, Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Kind, Processes, WorkerLost
 
@@ -91,7 +91,7 @@ class Position:
     seconds: float = 0.0
     samples: float = 0.0
     sent: dict[Kind, Tensor] = field(default_factory=dict)
-    losses: list[float] = field(default_factory=list)
+    losses: list[Losses] = field(default_factory=list)
 
 
 def work(

@@ -77,7 +77,10 @@ class Neighbourhood:
         self.sizes = self.task.sizes
         """Entries of each parameter tensor in the flat vector."""
         self.loss_A: Tensor | None = None
-        """Loss of the hosted agents' own models when `gradient` was last asked for."""
+        """Loss of the hosted agents' own models when `gradient` was last asked for; zero for those
+        that were not active."""
+        self.active_A: Tensor | None = None
+        """Who was active then; everyone if it is None."""
         self.apart = False
         """Whether the models that an algorithm starts from are unequal, as after a host has gone.
         Then what an algorithm must know of the neighbours' has to be sent."""
@@ -164,11 +167,12 @@ class Neighbourhood:
 
     def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Tensor:
         """Each agent's gradient on its own batch, g^ii; zero for agents that are not active."""
-        if active_A is None or self.loss_A is None:  # everyone has a loss from the first step on
+        self.active_A = active_A
+        if active_A is None:
             rows = range(len(self.agents))
             self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
-            return g_AD if active_A is None else g_AD * active_A[:, None]
-        g_AD, self.loss_A = torch.zeros_like(x_AD), self.loss_A.clone()
+            return g_AD
+        g_AD, self.loss_A = torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD))
         if len(some := active_A.nonzero().flatten().tolist()):
             owners = [self.agents[row] for row in some]
             self.loss_A[some], g_AD[some] = self.engine.gradients(x_AD[some], batch, some, owners)

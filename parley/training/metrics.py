@@ -122,9 +122,7 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
     ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
     itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
     """
-    loss_A = hood.loss_A  # measuring is not training: the loss stays that of the last step
     g_AD = hood.gradient(x_AD, batch)
-    hood.loss_A = loss_A
     g_I = hood.cross_gradient(hood.exchange(x_AD, kind="evaluation"), batch)
     g_ID = torch.cat(list(g_I)) if hood.incoming else g_AD[:0]
     r_OD = hood.send_back(hood.stored(g_ID), kind="evaluation")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -201,11 +201,12 @@ class Started:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step has been made; the loss is the hosted agents' mean."""
+    """A step has been made."""
 
     step: int
     steps: int
-    loss: float
+    loss: float | None
+    """Mean over the hosted agents that took the step, or the last known if none of them did."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,13 @@ class EpochDone:
 
 
 Event = Started | StepDone | EpochDone
+
+
+class Losses(NamedTuple):
+    """Of the hosted agents that took a step."""
+
+    total: float
+    count: int
 
 
 def device_of(name: str) -> torch.device:
@@ -280,8 +288,9 @@ class Run:
         """Epochs made so far."""
         self.step = 0
         """Steps made so far."""
-        self.losses: list[float] = []
-        """The hosted agents' mean loss in each step of the epoch."""
+        self.losses: list[Losses] = []
+        """Of the hosted agents in each step of the epoch."""
+        self._loss: float | None = None
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
@@ -361,13 +370,15 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 self.state = self.algorithm.step(self.state, hood, batch, lr)
-                self.losses.append(self._checked_loss(hood, self.step))
+                losses = self._checked_losses(hood, self.step)
+                self.losses.append(losses)
+                self._loss = losses.total / losses.count if losses.count else self._loss
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 if self.transport.clock is not None:
                     self.transport.clock.compute(seconds / len(hood.agents))
-                yield StepDone(self.step, self.steps, self.losses[-1])
+                yield StepDone(self.step, self.steps, self._loss)
             self.epoch += 1
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
@@ -376,14 +387,15 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_loss(self, hood: Neighbourhood, step: int) -> float:
+    def _checked_losses(self, hood: Neighbourhood, step: int) -> Losses:
         loss_A = hood.loss_A
         assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
             what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
             raise self._diverged(what, step + 1)
-        return float(loss_A.mean())
+        count = len(loss_A) if hood.active_A is None else int(hood.active_A.sum())
+        return Losses(float(loss_A.double().sum()), count)
 
     def _check_models(self) -> None:
         # Of the last step no loss is known yet, and a checkpoint must be good.
@@ -424,10 +436,9 @@ class Run:
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
-        # An agent that has just come has made no step of this epoch.
-        hosted = len(self.hood.agents) if self.losses else 0
-        loss = sum(self.losses) / max(len(self.losses), 1) * hosted
-        trained = transport.sum(torch.tensor([loss, hosted], dtype=torch.float64))
+        # Some agents rest in some steps, and one that has just come has made none of this epoch.
+        here = [sum(losses.total for losses in self.losses), sum(n.count for n in self.losses)]
+        trained = transport.sum(torch.tensor(here, dtype=torch.float64))
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {

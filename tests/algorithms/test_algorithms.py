@@ -39,7 +39,7 @@ from parley.algorithms import (
     SwarmSGD,
     build,
 )
-from parley.algorithms.cga import FEW, by_active_sets, by_supports, multipliers
+from parley.algorithms.cga import FEW, RIDGE, by_active_sets, by_supports, multipliers, project
 from parley.compute.engine import VmapEngine
 from parley.errors import BadValue
 from parley.graphs import Topology
@@ -108,6 +108,8 @@ GRAPHS: dict[str, Callable[[], Topology]] = {
     "directed ring": lambda: graphs.directed_ring(4),
     "irregular digraph": irregular_digraph,
 }
+MANY = {"everyone": lambda: graphs.full(FEW + 2)}
+"""Where CGA's program has more unknowns than all sets are tried for."""
 
 
 FIELD_GRAPHS: dict[str, Callable[[], Topology]] = {
@@ -127,6 +129,12 @@ PAIRS = [
     for number, algorithm in enumerate(CASES)
     for name, make in GRAPHS.items()
     if allowed(algorithm, make())
+]
+PAIRS += [
+    pytest.param(algorithm, make, id=f"{algorithm.name}{number}-{name}")
+    for number, algorithm in enumerate(CASES)
+    for name, make in MANY.items()
+    if isinstance(algorithm, CGA)
 ]
 PAIRS += [
     pytest.param(algorithm, (GRAPHS | FIELD_GRAPHS)[name], id=f"{algorithm.name}.{number}-{name}")
@@ -183,7 +191,7 @@ def test_equals_the_loop_written_reference(
     moved = (expected[-1] - expected[0]).abs().max()
     assert moved > 0.05
     for step, (got, wanted) in enumerate(zip(iterates, expected, strict=True)):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9, msg=f"step {step}")
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11, msg=f"step {step}")
 
 
 SYMMETRIC = [*CASES, *(case for case, name in FIELD if name == "random")]
@@ -308,7 +316,7 @@ class TestQuadraticProgram:
         rows = rng.normal(size=(20, neighbours, 8)) * 10.0 ** rng.integers(-3, 3, (20, 1, 1))
         g = rng.normal(size=(20, 8))
         gram, along = rows @ rows.swapaxes(1, 2), np.einsum("pmd,pd->pm", rows, g)
-        u = multipliers(gram, along, floor)
+        u = multipliers(gram, along, floor, np.full(20, RIDGE))
         slope = np.einsum("pmn,pn->pm", gram, u) + along
         tolerance = 1e-8 * np.maximum(1.0, np.abs(along).max(1, keepdims=True))
         assert (u >= floor).all()
@@ -329,10 +337,26 @@ class TestQuadraticProgram:
             by_supports(gram, slope), by_active_sets(gram, slope), rtol=1e-7, atol=1e-9
         )
 
+    @pytest.mark.parametrize("neighbours", [2, FEW, FEW + 2])
+    @pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-5, 1e-7])
+    def test_nearly_parallel_gradients(self, neighbours: int, apart: float) -> None:
+        """Where the ridge decides: the authors' program, solved with 60 digits."""
+        rng = np.random.default_rng(neighbours)
+        π, draw = 1 / (neighbours + 1), torch.from_numpy
+        for d in (1, 2, 8):  # with fewer entries than neighbours it is singular without the ridge
+            g_1D = draw(rng.normal(size=(1, d)))
+            r_1MD = draw(rng.normal(size=(1, 1, d)) + apart * rng.normal(size=(1, neighbours, d)))
+            ridge_1 = torch.tensor([RIDGE / π**2], dtype=torch.float64)
+            (got_D,) = project(g_1D, r_1MD, [d], 0.5, ridge_1)
+            u = reference.solve_qp(π * g_1D[0], list(π * r_1MD[0]), 0.5)
+            wanted_D = g_1D[0] + torch.tensor(u, dtype=torch.float64) @ r_1MD[0]
+            torch.testing.assert_close(got_D, wanted_D, rtol=0, atol=1e-11)
+
     def test_numbers_that_are_no_longer_finite(self) -> None:
         """They stay so, for the run to stop with its own words; no warning, no solver's error."""
         gram = np.stack([np.diag([np.inf, 1.0]), np.eye(2), np.eye(2)])
-        u = multipliers(gram, np.array([[0.0, 0.0], [np.nan, 0.0], [-2.0, 0.0]]), 0.5)
+        along = np.array([[0.0, 0.0], [np.nan, 0.0], [-2.0, 0.0]])
+        u = multipliers(gram, along, 0.5, np.full(3, RIDGE))
         assert np.isnan(u[:2]).all()
         assert u[2].tolist() == pytest.approx([2.0, 0.5])  # the others are what they were
 
@@ -342,7 +366,7 @@ class TestQuadraticProgram:
         """A singular problem: only the sum of the multipliers is determined."""
         row = np.array([1.0, 2.0, -1.0])
         rows, g = np.stack([scale * row] * times), np.array([-1.0, 0.0, 0.0])
-        (u,) = multipliers((rows @ rows.T)[None], (rows @ g)[None], 0.0)
+        (u,) = multipliers((rows @ rows.T)[None], (rows @ g)[None], 0.0, np.array([RIDGE]))
         assert u.sum() * scale == pytest.approx(1 / 6, abs=1e-6)
 
     def test_zero_cross_gradients_leave_the_self_gradient(self) -> None:

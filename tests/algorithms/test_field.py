@@ -36,7 +36,7 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.neighbourhood.verbs import Neighbourhood
-from parley.wire.placement import spread
+from parley.wire.placement import Placement, spread
 from parley.wire.transport import Local
 from tests import small
 
@@ -356,6 +356,25 @@ class TestWhatIsSent:
         model = 32 + 4 * hood.task.size
         often = [sum(agent in pairs[0] for pairs in meetings) for agent in range(5)]
         assert hood.transport.sent["models"].tolist() == [model * times for times in often]
+
+    def test_agents_keep_their_numbers_when_others_have_gone(self) -> None:
+        """Of seven agents 0 and 3 are absent: the graph numbers the others 0 to 4."""
+        topology, numbers = graphs.ring(5), (1, 2, 4, 5, 6)
+        hood = small.hood(topology, transport=Local(Placement(topology, (0,) * 5, 0, numbers)))
+        algorithm = SwarmSGD(local_steps=2, pairs="one")
+        batch, start_AD = small.batches(hood.placement).at(0), hood.task.start().repeat(5, 1)
+        x_AD = algorithm.step(algorithm.init(start_AD, hood), hood, batch, 0.1).x_AD
+        [(i, j)] = algorithm.drawn(topology, 0, 0)
+        moved = (x_AD != start_AD).any(1)
+        assert moved.nonzero().flatten().tolist() == [i, j]
+        assert hood.loss_A is not None and hood.active_A is not None
+        assert hood.active_A.equal(moved) and (hood.loss_A > 0).equal(moved)
+
+    def test_one_that_is_left_alone_learns_by_itself(self) -> None:
+        alone = graphs.from_graph(nx.empty_graph(1), name="one")
+        iterates, _ = small.trajectory(SwarmSGD(), small.hood(alone), 3)
+        expected, _ = small.trajectory(DPSGD(), small.hood(alone), 3)
+        assert iterates[-1].equal(expected[-1])
 
 
 class TestSkewScout:

@@ -122,3 +122,22 @@ def test_one_that_is_left_alone(name: str) -> None:
     hood = still(topology)
     x_AD = unequal(1, hood.task.size)
     assert torch.equal(after(name, hood, x_AD, 3), x_AD)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_that_have_to_be_told_are_sent_once(name: str) -> None:
+    """From unequal models: at most one on every edge, or to a server and back."""
+    topology = graph_of(name)
+    hood = still(topology)
+    hood.apart = True
+    build(name, GENTLE.get(name, {})).init(unequal(topology.agents, hood.task.size), hood)
+    model = 32 + 8 * hood.task.size
+    sent = hood.transport.sent
+    if name == "central":
+        expected = [(topology.agents - 1) * model] + [model] * (topology.agents - 1)
+    else:
+        keeps_copies = name in ("adagossip", "beer") or "choco" in name
+        degrees = [sum(j == agent for j, _ in topology.edges) for agent in range(topology.agents)]
+        expected = [keeps_copies * degree * model for degree in degrees]
+    assert sent["models"].tolist() == expected
+    assert not sent["cross_gradients"].any()
