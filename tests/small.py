@@ -69,6 +69,6 @@ def trajectory(algorithm: Algorithm, hood: Neighbourhood, steps: int) -> tuple[l
     state = algorithm.init(x_AD, hood)
     iterates = [state.x_AD.clone()]
     for step in range(steps):
-        state = algorithm.step(state, hood.at(step), source.at(step), rate(step))
+        state = algorithm.step(state, hood.at(step), source.at(step), rate(step)).state
         iterates.append(state.x_AD.clone())
     return iterates, state

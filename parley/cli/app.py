@@ -21,8 +21,7 @@ from rich.text import Text
 
 from parley import data as datasets
 from parley import graphs as topologies
-from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find, part_kind
 from parley.cli.report import report
 from parley.cli.reproduce import app as reproduce_app
 from parley.cluster import launch
@@ -167,9 +166,9 @@ def _experiment_flags() -> Iterator[inspect.Parameter]:
             yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
-    fields = {n: f for a in ALGORITHMS.values() for n, f in a.model_fields.items()}
+    fields = {n: f for a in ALGORITHMS.values() for n, f in a.options().items()}
     for name, field in fields.items():
-        having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.model_fields]
+        having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.options()]
         lacking = [key for key in ALGORITHMS if key not in having]
         note = f"Only {', '.join(having)}."
         if len(lacking) < len(having):
@@ -720,22 +719,23 @@ def list_algorithms(
     """
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: find(n).model_fields for n in chosen}
+        fields = {n: find(n).options() for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
         for key, algorithm in ALGORITHMS.items():
-            idea = _prose(algorithm).partition(". ")[0].rstrip(".")
+            idea = _prose(algorithm.about()).partition(". ")[0].rstrip(".")
             shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
-        parts = ", ".join(f"{part} ({row.kind})" for part, row in PARTS.items())
+        parts = ", ".join(f"{part} ({part_kind(part)})" for part in PARTS)
         screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
         algorithm = find(name)
-        screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
-        for option, field in algorithm.model_fields.items():
-            runs = issubclass(algorithm, MomentumSGD) and option in AS_RUN
+        screen.print(Text(f"{algorithm.title}: {_prose(algorithm.about())}\n"))
+        options = algorithm.options()
+        for option, field in options.items():
+            runs = "gradient_at" in options and option in AS_RUN
             as_run = f", as run {AS_RUN[option]}" if runs else ""
             line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
             line.append(f"  [{valid_values(field)}]", "dim")
@@ -743,8 +743,8 @@ def list_algorithms(
             screen.print(Padding(Text(" ".join((field.description or "").split())), (0, 0, 0, 4)))
 
 
-def _prose(algorithm: type) -> str:
-    return " ".join((inspect.getdoc(algorithm) or "").replace("``", "").split())
+def _prose(text: str) -> str:
+    return " ".join(text.replace("``", "").split())
 
 
 @app.command()

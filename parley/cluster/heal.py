@@ -367,8 +367,7 @@ class Member:
             x_AD = self._lent(run, x_AD.to(run.state.x_AD), behind)
             about = {"epoch": epoch, "step": step, "seconds": mine.seconds}
             run.restore(run.state, {**about, "samples": mine.samples}, mine.sent)
-            run.hood.apart = True
-            run.state = run.algorithm.init(x_AD, run.hood)
+            run.state = run.algorithm.init(x_AD, run.hood, apart=True)
             run.losses = list(mine.losses) if peers.rank not in behind else []
         self._share_records(journal, [e for e, _ in said], epoch)
         self._keep(run, journal)

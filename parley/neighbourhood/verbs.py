@@ -10,7 +10,7 @@ algorithm asks for it.
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from torch import Tensor
 from parley.compute.engine import Engine, Pairs, Share
 from parley.data import Batch
 from parley.graphs import Topology
+from parley.neighbourhood.flow import Compressed, CrossGradients, Flow, Mail, OnEdges
 from parley.wire.codec import Codec, Dense, hashed
 from parley.wire.transport import UNDER_WAY, Kind, Transfer, Transport
 
@@ -31,38 +32,11 @@ DENSE_MIXING = 1 / 16
 zeros cost more than they save."""
 
 
-class Flow:
-    """Values on the hosted agents' incoming edges, as encoded messages, round by round."""
+class Gradient(NamedTuple):
+    """What `Neighbourhood.gradient` gives."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        dtype: torch.dtype,
-        make: Callable[[], Iterator[Tensor]],
-        source_AD: Tensor | None = None,
-        of_others: Callable[[int], Tensor] | None = None,
-    ) -> None:
-        self.codec = codec
-        self.dtype = dtype
-        self._make = make
-        self.source_AD = source_AD
-        """What the hosted senders' messages mean to their receivers, row by row."""
-        self.of_others = of_others
-        """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
-        self.batch: Batch | None = None
-        """For cross-gradients of such values: the batch they are taken on."""
-
-    def messages(self) -> Iterator[Tensor]:
-        """The messages of each round's edges, ``uint8[edges, bytes]``."""
-        return self._make()
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """The values of each round's edges, ``[edges, D]``."""
-        return (self.decode(wire_EB) for wire_EB in self._make())
-
-    def decode(self, wire_EB: Tensor) -> Tensor:
-        """Messages of this flow as values."""
-        return self.codec.decode(wire_EB, self.dtype)
+    g_AD: Tensor
+    loss_A: Tensor
 
 
 class Neighbourhood:
@@ -76,14 +50,6 @@ class Neighbourhood:
         self.agents = self.placement.hosted
         self.sizes = self.task.sizes
         """Entries of each parameter tensor in the flat vector."""
-        self.loss_A: Tensor | None = None
-        """Loss of the hosted agents' own models when `gradient` was last asked for; zero for those
-        that were not active."""
-        self.active_A: Tensor | None = None
-        """Who was active then; everyone if it is None."""
-        self.apart = False
-        """Whether the models that an algorithm starts from are unequal, as after a host has gone.
-        Then what an algorithm must know of the neighbours' has to be sent."""
         self._dense = Dense(self.task.size)
 
         topology, row = transport.topology, self.placement.row
@@ -117,6 +83,14 @@ class Neighbourhood:
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
         self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
         self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
+        self.everyone = tuple(map(number, range(topology.agents)))
+        """The numbers of all agents that take part."""
+        self.edges = [(number(j), number(i)) for j, i in edges]
+        """All edges of the graph, from sender to receiver, by the agents' numbers."""
+        self.edges_I = [self.edges[e] for r in transport.incoming_of for e in r]
+        """The same of axis I."""
+        self.edges_O = [self.edges[e] for r in transport.outgoing_of for e in r]
+        """The same of axis O."""
         self.incoming = sum(len(r) for r in transport.incoming_of)
         """Size of axis I. Edges stand in the order of the rounds."""
         self.outgoing = sum(len(r) for r in transport.outgoing_of)
@@ -165,26 +139,25 @@ class Neighbourhood:
         """Everything random follows from it, and from agents and steps."""
         return self.engine.seed
 
-    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Tensor:
-        """Each agent's gradient on its own batch, g^ii; zero for agents that are not active."""
-        self.active_A = active_A
+    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Gradient:
+        """Each agent's gradient on its own batch, g^ii, and loss; zero for agents that rest."""
         if active_A is None:
             rows = range(len(self.agents))
-            self.loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
-            return g_AD
-        g_AD, self.loss_A = torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD))
+            loss_A, g_AD = self.engine.gradients(x_AD, batch, rows, self.agents)
+            return Gradient(g_AD, loss_A)
+        g_AD, loss_A = torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD))
         if len(some := active_A.nonzero().flatten().tolist()):
             owners = [self.agents[row] for row in some]
-            self.loss_A[some], g_AD[some] = self.engine.gradients(x_AD[some], batch, some, owners)
-        return g_AD
+            loss_A[some], g_AD[some] = self.engine.gradients(x_AD[some], batch, some, owners)
+        return Gradient(g_AD, loss_A)
 
-    def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Flow:
+    def exchange(self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models") -> Mail:
         """Every agent sends `x_AD` to its out-neighbours; the neighbours' values arrive."""
         return self.publish(x_AD, codec, kind)[1]
 
     def publish(
         self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models", stream: int = 0
-    ) -> tuple[Tensor, Flow]:
+    ) -> tuple[Tensor, Mail]:
         """As `exchange`, with what the receivers make of each agent's message before it."""
         codec = codec or (self._dense if x_AD.shape[1] == self.task.size else Dense(x_AD.shape[1]))
         codec = self.keyed(codec, stream)
@@ -198,7 +171,7 @@ class Neighbourhood:
         def make() -> Iterator[Tensor]:
             return map(arrivals.of, self.transport.incoming_of)
 
-        return seen_AD, Flow(codec, x_AD.dtype, make, seen_AD, of_others)
+        return seen_AD, Mail(codec, x_AD.dtype, make, seen_AD, of_others)
 
     def keyed(self, codec: Codec, stream: int = 0) -> Codec:
         """The codec with this step's random choices of the hosted agents, if it makes any.
@@ -211,7 +184,7 @@ class Neighbourhood:
         own = torch.tensor(self.agents)
         return codec.keyed(hashed(self.engine.seed, self.transport.step, stream, own, own))
 
-    def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
+    def cross_gradient(self, x_I: OnEdges, batch: Batch) -> Flow:
         """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
 
         def make() -> Iterator[Tensor]:
@@ -219,18 +192,21 @@ class Neighbourhood:
                 rows, owners = self._rows[r], self._owners[r]
                 yield self._dense.encode(self.engine.gradients(x_ED, batch, rows, owners)[1])
 
-        flow = Flow(self._dense, x_I.dtype, make, x_I.source_AD, x_I.of_others)
-        flow.batch = batch
-        return flow
+        return CrossGradients(self._dense, make, x_I, batch)
 
-    def stored(self, values_ID: Tensor) -> Flow:
-        """Values that have been kept, as a flow again."""
-        return Flow(
+    def stored(self, values_ID: Tensor) -> Mail:
+        """Values that have been kept, as mail again."""
+        return Mail(
             self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
         )
 
-    def divided(self, n_I: Flow, by_I1: Tensor) -> Flow:
-        """The values of a flow, each edge's divided by a number of its own."""
+    def collect(self, x_I: OnEdges) -> Tensor:
+        """All values of a flow, or of mail, in one tensor, [I, D]."""
+        found = list(x_I)
+        return torch.cat(found) if found else self.task.start()[None][:0]
+
+    def divided(self, n_I: OnEdges, by_I1: Tensor) -> Flow:
+        """Values on edges, each edge's divided by a number of its own."""
 
         def make() -> Iterator[Tensor]:
             for n_ED, by_E1 in zip(n_I, self._split(by_I1), strict=True):
@@ -238,21 +214,23 @@ class Neighbourhood:
 
         return Flow(self._dense, n_I.dtype, make)
 
-    def compress(self, g_I: Flow, e_ID: Tensor, codec: Codec) -> Flow:
-        """Each edge's value plus its error, encoded; the errors in `e_ID` are renewed in place."""
+    def compress(self, g_I: OnEdges, e_ID: Tensor, codec: Codec) -> Compressed:
+        """Each edge's value plus its error, encoded; once read, `errors` are what is held back."""
 
-        def make() -> Iterator[Tensor]:
-            for r, e_ED, g_ED in zip(self._rounds, self._kept(e_ID), g_I, strict=True):
+        def make() -> Generator[Tensor, None, Tensor]:
+            new_ID = e_ID.clone()
+            for r, e_ED, g_ED in zip(self._rounds, self._kept(new_ID), g_I, strict=True):
                 codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
                 wire_EB = codec_E.take(e_ED.add_(g_ED))
-                self._keep(e_ID, r, e_ED)
+                self._keep(new_ID, r, e_ED)
                 yield wire_EB
+            return new_ID
 
-        return Flow(codec, g_I.dtype, make)
+        return Compressed(codec, g_I.dtype, make)
 
-    def average(self, x_AD: Tensor, x_I: Flow) -> Tensor:
+    def average(self, x_AD: Tensor, x_I: OnEdges) -> Tensor:
         """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
-        if x_I.source_AD is x_AD and x_I.of_others:
+        if isinstance(x_I, Mail) and x_I.source_AD is x_AD and x_I.of_others:
             mean_AD = self._mixing @ x_AD
             for r, others in enumerate(self._others):
                 if others.rows:
@@ -263,11 +241,7 @@ class Neighbourhood:
             mean_AD.index_add_(0, self._receiver[r], self._weight_in[r] * x_ED)
         return mean_AD
 
-    def average_replies(self, g_AD: Tensor, g_I: Flow) -> Tensor:
-        """The weighted mean of the own value and the replies, Σ_j w_ij g^ij."""
-        return self.cluster(g_AD, g_I, alpha=1.0)
-
-    def cluster(self, g_AD: Tensor, g_I: Flow, alpha: float) -> Tensor:
+    def cluster(self, g_AD: Tensor, g_I: OnEdges, alpha: float) -> Tensor:
         """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
 
         The values are added up as they come and stored nowhere. A round's replies travel while the
@@ -275,8 +249,9 @@ class Neighbourhood:
         scaled so that they do.
         """
         mean_AD = self._self_share_A * g_AD
-        if g_I.batch is not None and g_I.source_AD is not None:
-            self._accumulate(g_I, alpha, mean_AD)
+        if isinstance(g_I, CrossGradients) and isinstance(g_I.x_I, Mail) and g_I.x_I.of_others:
+            g_I.take()
+            self._accumulate(g_I.x_I, g_I.batch, alpha, mean_AD)
             return mean_AD
         under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
 
@@ -298,15 +273,15 @@ class Neighbourhood:
             add_replies()
         return mean_AD
 
-    def _accumulate(self, g_I: Flow, alpha: float, mean_AD: Tensor) -> None:
+    def _accumulate(self, x_I: Mail, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
         """What `cluster` does with cross-gradients that nobody else wants to see.
 
         Those of other workers' agents go back one round after the other; a round's replies travel
         while the next is computed, the last ones while the edges inside this worker are. There
         no message is written out: a gradient is added to the means of both its ends at once.
         """
-        x_AD, batch, of_others = g_I.source_AD, g_I.batch, g_I.of_others
-        assert x_AD is not None and batch is not None and of_others is not None
+        x_AD, of_others = x_I.source_AD, x_I.of_others
+        assert x_AD is not None and of_others is not None
         length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
 
         under_way: deque[tuple[Transfer | None, _Others]] = deque()
@@ -343,7 +318,7 @@ class Neighbourhood:
             self._shares[alpha] = (receiver,) * (alpha < 1) + (sender,) * (alpha > 0)
         return self._shares[alpha]
 
-    def send_back(self, g_I: Flow, kind: Kind = "cross_gradients") -> Tensor:
+    def send_back(self, g_I: OnEdges, kind: Kind = "cross_gradients") -> Tensor:
         """Replies along the same edges; they arrive on the outgoing ones, g^ij. Stored: [O, D]."""
         under_way = [
             self.transport.backward(wire_EB, r, kind, g_I.codec)
@@ -356,7 +331,7 @@ class Neighbourhood:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
         return self.gossip(x_AD, self.exchange(x_AD, kind=kind), gamma)
 
-    def gossip(self, x_AD: Tensor, x_I: Flow, gamma: float = 1.0) -> Tensor:
+    def gossip(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
         """The same with what the neighbours have sent already."""
         mean_AD = self.average(x_AD, x_I)
         return mean_AD if gamma == 1 else torch.lerp(x_AD, mean_AD, gamma, out=mean_AD)
@@ -375,7 +350,7 @@ class Neighbourhood:
         """Some neighbours, two by two, take the mean of both; no agent is in two pairs."""
         topology, row = self.transport.topology, self.placement.row
         chosen = {way for i, j in pairs for way in ((i, j), (j, i))}
-        ways = [e for e, edge in enumerate(topology.edges) if edge in chosen]
+        ways = [e for e, edge in enumerate(self.edges) if edge in chosen]
         wire_EB = self.transport.along(ways, self._dense.encode(x_AD), "models", self._dense)
         ends = [row[topology.edges[e][1]] for e in ways if topology.edges[e][1] in row]
         met_AD = x_AD.clone()
@@ -386,7 +361,7 @@ class Neighbourhood:
         """Each agent's accuracy on its own batch, [A, 1]."""
         return self._accuracy(x_AD, batch, range(len(self.agents)))
 
-    def cross_accuracy(self, x_I: Flow, batch: Batch) -> Flow:
+    def cross_accuracy(self, x_I: OnEdges, batch: Batch) -> Mail:
         """The accuracy of each neighbour's model on the own batch, a number for every edge."""
         rounds = zip(x_I, self._rows, strict=True)
         found = [self._accuracy(x_ED, batch, rows) for x_ED, rows in rounds]
@@ -404,11 +379,8 @@ class Neighbourhood:
     @cached_property
     def opposite_I(self) -> Tensor:
         """For every incoming edge j -> i the place of i -> j on axis O."""
-        edges = self.transport.topology.edges
-        going = [edges[e] for r in self.transport.outgoing_of for e in r]
-        place = {edge: k for k, edge in enumerate(going)}
-        coming = [edges[e] for r in self.transport.incoming_of for e in r]
-        return torch.tensor([place[i, j] for j, i in coming], dtype=torch.int64)
+        place = {edge: k for k, edge in enumerate(self.edges_O)}
+        return torch.tensor([place[i, j] for j, i in self.edges_I], dtype=torch.int64)
 
     def zeros_I(self) -> Tensor:
         """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""

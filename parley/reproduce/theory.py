@@ -286,14 +286,14 @@ def trace(
     state = algorithm.init(task.start().expand(topology.agents, -1).clone(), hood)
     x, g, clustered = [], [], []
     for step in range(steps):
-        data, x_AD, v_AD = batches.at(step), state.x_AD, state.v_AD
-        state = algorithm.step(state, hood, data, lr)
+        data, x_AD, v_AD = batches.at(step), state.x_AD, state.update.v_AD
+        state = algorithm.step(state, hood, data, lr).state
         x.append(x_AD.numpy())
         # A sample's gradient is A (x - sample): the own one needs no second pass.
         a_AD = torch.from_numpy(problem.curvatures_ND)
         mean_AD = (data.weights[..., None] * data.inputs[..., :size]).sum(1)
         g.append((a_AD * (x_AD - mean_AD)).numpy())
-        clustered.append(((momentum * v_AD - state.v_AD) / lr).numpy())
+        clustered.append(((momentum * v_AD - state.update.v_AD) / lr).numpy())
     return Trace(np.stack(x), np.stack(g), np.stack(clustered))
 
 

@@ -58,7 +58,7 @@ def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         known = algorithms.find(name)
-        fitting = {k: v for k, v in options.items() if k in known.model_fields}
+        fitting = {k: v for k, v in options.items() if k in known.options()}
         chosen.append({"name": name, **fitting, **dict(pairs)})
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
@@ -129,8 +129,8 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     for experiment in experiments:
         label, algorithm = experiment.algorithm.label, experiment.algorithm
         if label in taken:
-            first = taken[label].algorithm.model_dump()
-            mine = algorithm.model_dump()
+            first = taken[label].algorithm.settings()
+            mine = algorithm.settings()
             label += "".join(f" {k}={v}" for k, v in mine.items() if v != first[k])
         if label in taken:
             raise BadValue("algorithms", label, "each only once", "it is given twice")

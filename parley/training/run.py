@@ -369,8 +369,8 @@ class Run:
             while self.step < (self.epoch + 1) * self.steps_per_epoch:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
-                self.state = self.algorithm.step(self.state, hood, batch, lr)
-                losses = self._checked_losses(hood, self.step)
+                self.state, *found = self.algorithm.step(self.state, hood, batch, lr)
+                losses = self._checked_losses(*found)
                 self.losses.append(losses)
                 self._loss = losses.total / losses.count if losses.count else self._loss
                 self.step += 1
@@ -387,14 +387,12 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_losses(self, hood: Neighbourhood, step: int) -> Losses:
-        loss_A = hood.loss_A
-        assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
+    def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
-            what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
-            raise self._diverged(what, step + 1)
-        count = len(loss_A) if hood.active_A is None else int(hood.active_A.sum())
+            what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
+            raise self._diverged(what, self.step + 1)
+        count = len(loss_A) if active_A is None else int(active_A.sum())
         return Losses(float(loss_A.double().sum()), count)
 
     def _check_models(self) -> None:
