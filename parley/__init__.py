@@ -33,7 +33,6 @@ from parley.graphs import (
     torus,
     tree,
 )
-from parley.version import __version__
 
 __all__ = [
     "CGA",

@@ -114,7 +114,8 @@ def train(
     `model` is a name, an `nn.Module`, or something that makes one when called. `data` is a name,
     or one dataset for each agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
     such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. Nothing is written unless `out` names a folder. `log` names
+    on the training data of all. `loss` gives one value for each sample or their mean, as those of
+    torch.nn do. Nothing is written unless `out` names a folder. `log` names
     trackers that receive the metrics (tensorboard, wandb, mlflow); they write into that folder.
 
     >>> result = train(data="digits", algorithm="dpsgd", agents=4, epochs=1, progress=False)
@@ -133,6 +134,8 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
+    if not callable(loss):
+        raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
     logged = trackers.parse(log)
     if logged and out is None:
         raise BadValue("log", ",".join(logged), "only together with out, where it is written")
@@ -144,8 +147,11 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    given = {"model": not isinstance(model, str), "data": own_data is not None}
+    given["loss"] = loss is not cross_entropy
     experiment = Experiment.of(
         **options,
+        from_python=[name for name, is_own in given.items() if is_own],
         data=data if isinstance(data, str) else "own",
         model=model if isinstance(model, str) else _name(model),
         topology=graph.name if graph else topology,
@@ -243,6 +249,9 @@ def _own_data(
 ) -> Problem:
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
+    test = run.share_of_test(test, experiment)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
     build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
     names = tuple(map(str, range(classes)))

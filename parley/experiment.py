@@ -1,5 +1,6 @@
 """What a run is: one validated description, in and out of TOML."""
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from pydantic import (
 from parley import algorithms, models
 from parley.algorithms import AS_RUN, Algorithm, Named
 from parley.errors import BadValue, first_error, unknown_name
+from parley.graphs import stated_agents
 from parley.schedule import parse_decay
 
 ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.options()})
@@ -113,6 +115,8 @@ class Experiment(BaseModel):
     """What the others do when a worker dies or falls silent: stop, or go on without it."""
     patience: float = Field(600.0, gt=0)
     """Seconds after which a worker that says nothing counts as gone, at the start too."""
+    from_python: tuple[Literal["model", "data", "loss"], ...] = ()
+    """What a Python program gave and no file can hold. Only that program can repeat the run."""
 
     @classmethod
     def of(cls, **options: Any) -> "Experiment":
@@ -131,11 +135,15 @@ class Experiment(BaseModel):
             raise unknown_name("variant", str(variant), VARIANTS)
         if variant == "as-run":
             flat = algorithm.choices_as_run() | flat
-        if variant and "evonorm" in models.options(flat.get("model", "mlp")):
+        own_model = "model" in flat.get("from_python", ())
+        if variant and not own_model and "evonorm" in models.options(flat.get("model", "mlp")):
             evonorm = "hard-swish" if variant == "as-run" else "s0"
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
         if flat.get("data") == "own":
             flat.setdefault("partition", "own")
+        if "agents" not in flat and isinstance(flat.get("topology"), str):
+            stated = stated_agents(flat["topology"])
+            flat |= {"agents": stated} if stated else {}
         names = {*ALGORITHM_OPTIONS, *algorithm.options()}
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
@@ -217,6 +225,8 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     if new and new != old:
         gone = {*ALGORITHM_OPTIONS, *(old.options() if old else ())} - set(new.options())
         below = {name: value for name, value in below.items() if name not in gone}
+    if left := [name for name in below.pop("from_python", ()) if name not in above]:
+        below["from_python"] = left
     network, source = below.pop("model_options", {}), below.pop("data_options", {})
     if "model" in below and above.get("model", below["model"]) != below["model"]:
         network = {}
@@ -240,9 +250,34 @@ def read_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Options from a TOML file."""
+    """Options from a TOML file; files that it names are looked for from where it is."""
     try:
-        return read_toml(path.read_text(encoding="utf-8"), str(path))
+        found = read_toml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise BadValue("experiment", str(path), "a TOML file", reason) from None
+    return found | anchored(found, path.parent)
+
+
+def path_in(spec: str) -> str | None:
+    """The path of the file that a topology, partition or network names, if it does.
+
+    >>> path_in("spanning-tree:file:graph.txt"), path_in("ring")
+    ('graph.txt', None)
+    """
+    found = re.fullmatch(r"(?:spanning-tree:)*(?:file|schedule):(.+)", spec.strip())
+    return found[1] if found else None
+
+
+def anchored(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """The options that name files by relative paths, which are taken from this folder.
+
+    >>> anchored({"topology": "file:graph.txt", "partition": "iid"}, Path("runs"))
+    {'topology': 'file:runs/graph.txt'}
+    """
+    changed = {}
+    for field in ("topology", "partition", "links"):
+        spec = options.get(field)
+        if isinstance(spec, str) and (path := path_in(spec)) is not None:
+            changed[field] = spec.removesuffix(path) + str(folder / path)
+    return changed

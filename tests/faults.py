@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def paced(folder: Path, event: Event) -> None:
 
 def loaded(odd: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
     made = problem(experiment, agents)
+    if odd == "own test":
+        part = made.test.take(range(10 * agents[0], 10 * agents[-1] + 10))
+        made = replace(made, test=part, test_is_shared=False)
     if odd == "nan":
         made.samples[-1].inputs[-1] = torch.nan
     return made
@@ -49,7 +53,8 @@ class Hosts:
         odd: Mapping[int, str] = {},
         **options: Any,
     ) -> None:
-        """`odd` names a host's peculiarity: another "version", or "nan" among its data."""
+        """`odd` names a host's peculiarity: another "version", "nan" among its data, or test data
+        that it alone has ("own test"): ten samples for each of its agents."""
         self.folder = folder
         self.experiment = Experiment.of(**options)
         self.environments = as_ranks(world)

@@ -10,6 +10,9 @@ from torch import nn
 
 import parley
 from parley import BadValue
+from parley.compute import choose as engines
+from parley.compute.task import Task, cross_entropy
+from parley.errors import ParleyError
 from parley.training.run import EpochDone, Started, StepDone
 
 AGENTS = 4
@@ -150,6 +153,148 @@ def test_an_own_loss_is_what_is_minimised(data):
     assert on_digits.records[-1]["loss"] < 1  # Brier's; cross-entropy is above 2 after an epoch
 
 
+@pytest.mark.parametrize(
+    ("given", "functional", "options"),
+    [
+        (nn.CrossEntropyLoss(), "cross_entropy", {}),
+        (nn.functional.cross_entropy, "cross_entropy", {}),
+        (lambda o, t: nn.functional.cross_entropy(o, t), "cross_entropy", {}),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), "cross_entropy", {"label_smoothing": 0.1}),
+        (
+            lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=0.1),
+            "cross_entropy",
+            {"label_smoothing": 0.1},
+        ),
+        (nn.MultiMarginLoss(margin=0.5), "multi_margin_loss", {"margin": 0.5}),
+    ],
+    ids=["module", "function", "lambda", "smoothed", "smoothed-lambda", "margin"],
+)
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_mean_loss_is_the_mean_of_its_samples(data, given, functional, options, engine):
+    loss = getattr(nn.functional, functional)
+
+    def each(outputs, targets):
+        return loss(outputs, targets, reduction="none", **options)
+
+    # Agents of different sizes, so that batches are padded and a mean over padding would show.
+    uneven = [(x[: 20 + 7 * i], y[: 20 + 7 * i]) for i, (x, y) in enumerate(data)]
+    mean, single = (train(data=uneven, loss=one, batch=16, engine=engine) for one in (given, each))
+    assert mean.x_ND.allclose(single.x_ND, rtol=1e-5, atol=1e-6)
+    inputs, targets = (torch.cat(parts) for parts in zip(*uneven, strict=True))
+    with torch.no_grad():
+        expected = loss(mean.model()(inputs), targets, **options)
+    assert mean.summary["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_plain_cross_entropy_by_any_name_has_the_fast_engines():
+    fast = engines.candidates(Task(nn.Sequential(nn.Linear(3, 2))))
+    for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
+        assert engines.candidates(Task(nn.Sequential(nn.Linear(3, 2)), loss)) == fast
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(2))
+    assert engines.candidates(Task(nn.Sequential(nn.Linear(3, 2)), weighted)) != fast
+
+
+WEIGHTS = torch.tensor([0.5, 1.5])  # they add up to the number of classes
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), "'CrossEntropyLoss' is not valid (it gives the sum"),
+        (lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum"), "(it gives the sum"),
+        (nn.CrossEntropyLoss(weight=WEIGHTS), "class weights"),
+        (lambda o, t: nn.functional.cross_entropy(o, t, weight=WEIGHTS), "class weights"),
+        (nn.CrossEntropyLoss(ignore_index=1), "ignored classes"),
+        (lambda o, t: (o - o.mean()).square().mean(), "not the mean"),
+        (lambda o, t: o.sum(0), "for 3 samples it gives a tensor of shape [2]"),
+        (lambda o, t: o.square().mean().reshape(1), "gives a tensor of shape [1]"),
+        (lambda o, t: 1.0, "it gives a float"),
+        (lambda o, t: (o.argmax(1) != t).float(), "it has no gradient"),
+        (lambda o, t: o[:, 7], "index 7 is out of bounds"),
+        (lambda o, t: (0 * o[:, 0]).log(), "it is -inf for the model's start"),
+        (nn.MSELoss(), "for outputs of shape [3, 2]"),
+        ("mse", "'mse' is not valid; valid: a function of (outputs, targets)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_cannot_be_understood_is_refused(data, loss, words):
+    message = error(data=data, loss=loss)
+    assert message.startswith("loss: ") and words in message and "valid: a " in message
+
+
+def test_class_weights_weigh_samples(data):
+    loss = nn.CrossEntropyLoss(weight=WEIGHTS, reduction="none")
+    result = train(data=data, loss=loss)
+    inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        losses = nn.functional.cross_entropy(result.model()(inputs), targets, reduction="none")
+    expected = (WEIGHTS[targets] * losses).sum() / len(targets)
+    assert result.summary["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def broken(value):
+    model = nn.Linear(3, 2)
+    model.weight.data[0] = value
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(3, 1), "(it gives one score, "),
+        (nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), "(it gives one score, "),
+        (nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (2, 3))), "of shape [4, 2, 3]"),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), "of shape [8]"),
+        (nn.Linear(4, 2), "cannot be multiplied"),
+        (nn.Flatten(), "it has none"),
+        (broken(float("nan")), "NaN or infinity before any training"),
+        (nn.LSTM(3, 2), "it gives a tuple"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_with_the_remedy(data, model, words):
+    def yes_or_no(outputs, targets):
+        return nn.functional.binary_cross_entropy_with_logits(outputs.flatten(), targets.float())
+
+    for loss in (cross_entropy, yes_or_no):
+        message = error(data=data, model=model, loss=loss)
+        assert message.startswith("model: ") and words in message
+        assert "; valid: a model " in message
+
+
+def test_more_classes_than_scores_are_refused_and_fewer_are_not(data, tmp_path):
+    ten = [(x, y + 8) for x, y in data]
+    message = error(data=ten, model=nn.Linear(3, 5))
+    assert "it gives 5 scores, but the data have 10 classes" in message
+    assert message.endswith("takes inputs of shape [3] and gives 10 scores for each")
+    model = nn.Linear(3, 5)
+    model.bias.data[3:] = 9.0  # so that it answers with classes that there are not
+    wide = train(data=data, model=model, epochs=1, lr=1e-6)
+    matrix = torch.tensor(wide.about["confusion"]["best"]["matrix"])
+    targets = torch.cat([y for _, y in data])
+    assert matrix.tolist() == [[0, 0, int((targets == c).sum())] for c in (0, 1)]
+    assert wide.summary["accuracy_mean_model"] == 0
+    assert "none of these" in wide.report(tmp_path / "run.html").read_text()
+
+
+def test_inputs_that_are_not_finite_are_refused(data):
+    x, y = data[2]
+    spoilt = x.clone()
+    spoilt[1, 0] = float("nan")
+    held = [*data[:2], (spoilt, y), *data[3:]]
+    expected = "data: 'agent 2' is not valid (some are NaN or infinite); valid: finite inputs"
+    assert error(data=held, test=data[0]) == expected
+    assert error(data=data, test=(spoilt, y)) == expected.replace("agent 2", "test")
+
+
+def test_every_worker_understands_a_mean_loss(data):
+    one, two = (train(data=data, loss=nn.CrossEntropyLoss(), workers=n) for n in (1, 2))
+    assert two.x_ND.allclose(one.x_ND, rtol=1e-5, atol=1e-6)
+    assert two.summary["loss"] == pytest.approx(one.summary["loss"], rel=1e-5)
+    with pytest.raises(ParleyError, match=r"it gives one score, .* 2 scores"):
+        train(data=data, model=nn.Linear(3, 1), workers=2)
+
+
 def test_without_test_data_all_training_data_is_measured(data):
     result = train(data=data)
     inputs, targets = (torch.cat(parts) for parts in zip(*data, strict=True))
@@ -231,7 +376,7 @@ def test_several_workers_give_the_same(data):
         ({"model": 3}, "model: 3 is not valid; valid: a name, an nn.Module, or a function"),
         ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: something that makes an"),
         ({"model": nn.Linear(5, 2)}, "model: 'Linear' is not valid (mat1 and mat2 shapes cannot"),
-        ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (Target 1 is out of bounds"),
+        ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (it gives one score, where"),
         ({"topology": 3}, "topology: 3 is not valid; valid: a spec such as 'ring', a networkx"),
         ({"topology": nx.Graph([(0, 1), (2, 3)])}, "topology: 'graph' is not valid (agent 0 is cu"),
         ({"algorithm": 3}, "algorithm: 3 is not valid; valid: adagossip"),

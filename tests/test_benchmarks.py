@@ -147,8 +147,10 @@ def test_a_profile_accounts_for_the_whole_step() -> None:
     }
     found = profile.profile(Case("compngc", "mlp", 3, samples=64), rounds=1, seconds=0.01)
     parts = dict(found["milliseconds"])
-    assert sum(parts.values()) == pytest.approx(2 * parts["step"], abs=0.01)
-    assert min(parts.values()) >= 0 and {"batches", "codec", "momentum"} <= set(parts)
+    # What is left for the rest would be negative if a part were counted within another, too.
+    assert parts[profile.REST] >= 0
+    for name in ("batches", "codec", "momentum"):
+        assert 0 < parts[name] < parts["step"]
     assert {key: key[0].__dict__.get(key[1]) for key in before} == before, "all is as it was"
     assert "| codec |" in profile.table({"profiles": [found]})
 

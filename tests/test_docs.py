@@ -15,7 +15,6 @@ import typer
 import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
-from parley.algorithms.base import MomentumSGD
 from parley.cli.app import app
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
@@ -139,11 +138,11 @@ def test_every_algorithm_has_a_page_with_its_options(name: str) -> None:
     text = page.read_text(encoding="utf-8")
     assert f"--algorithm {name}" in text
     rows = {cells[1].strip(): cells for cells in map(split_row, text.splitlines()) if cells[1:]}
-    for option, field in ALGORITHMS[name].model_fields.items():
+    for option, field in ALGORITHMS[name].options().items():
         assert f"`{option}`" in rows, f"{option} has no row in {page.name}"
         _, _, printed, *others = (cell.strip() for cell in rows[f"`{option}`"])
         assert printed == shown(field.default), option
-        if issubclass(ALGORITHMS[name], MomentumSGD):
+        if "gradient_at" in ALGORITHMS[name].options():
             assert others[0] == (shown(AS_RUN[option]) if option in AS_RUN else ""), option
         else:
             assert "| as run |" not in text and "`--variant as-run` is refused" in text
@@ -203,8 +202,8 @@ def test_the_reproduction_is_that_of_the_records() -> None:
     assert found.results and not found.refused
     printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
     made = report.markdown(found, {})
-    # All but the pictures: figures and the commands that give them.
-    kept = ("| ", "parley reproduce ")
+    # All but the pictures: figures, what is said of them, and the commands that give them.
+    kept = ("| ", "- ", "parley reproduce ")
     rows = [line for line in made.splitlines() if line.startswith(kept)]
     assert [line for line in printed.splitlines() if line.startswith(kept)] == rows
 

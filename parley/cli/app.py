@@ -29,7 +29,15 @@ from parley.cluster.host import Host
 from parley.cluster.noticeboard import speaks
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError, kind_of, valid_values
-from parley.experiment import ALGORITHM_OPTIONS, HOW, VARIANTS, Experiment, on_top, read_file
+from parley.experiment import (
+    ALGORITHM_OPTIONS,
+    HOW,
+    VARIANTS,
+    Experiment,
+    flatten,
+    on_top,
+    read_file,
+)
 from parley.graphs import Topology
 from parley.results import draw
 from parley.store import folder
@@ -137,15 +145,15 @@ def _flag(
 
 
 def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> inspect.Parameter:
-    """Its help is the sentence below the field. Its value is text, for the experiment to check:
-    flags and TOML get the same errors."""
+    """Its help is the sentence below the field, and `note`, by default the field's default. Its
+    value is text, for the experiment to check: flags and TOML get the same errors."""
     sentences = [" ".join((field.description or "").split())]
     if get_origin(field.annotation) is Literal:
         sentences.append(f"One of {', '.join(get_args(field.annotation))}.")
     if name == "algorithm":
         sentences.append(f"One of {', '.join(ALGORITHMS)}. (default: {field.default.name})")
-    elif isinstance(field.default, (int, float, str)) and name != "workers":
-        sentences.append(f"(default: {str(field.default).lower()})")
+    elif not note and isinstance(field.default, (int, float, str)) and name != "workers":
+        sentences.append(f"(default: {_shown(field.default)})")
     help_ = " ".join([*sentences, note]).strip()
     if field.annotation is bool:
         words = name.replace("_", "-")
@@ -154,37 +162,66 @@ def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> 
     return _flag(name, help_, panel, metavar=metavars.get(kind_of(field), "TEXT"))
 
 
+def _shown(default: object) -> str:
+    """A default as it would be typed."""
+    return str(default).lower() or "none"
+
+
+def _hyper_parameter(name: str) -> inspect.Parameter:
+    """The flag of what several algorithms may have, each with a default and a range of its own."""
+    having = {k: a.options()[name] for k, a in ALGORITHMS.items() if name in a.options()}
+    lacking = [key for key in ALGORITHMS if key not in having]
+    of_default: dict[str, list[str]] = {}
+    described: dict[str, list[FieldInfo]] = {}
+    for key, field in having.items():
+        of_default.setdefault(_shown(field.default), []).append(key)
+        described.setdefault(field.description or "", []).append(field)
+    groups = sorted(of_default.items(), key=lambda group: -len(group[1]))
+    usual = groups[0][0]
+    others = [f"{default} for {', '.join(keys)}" for default, keys in groups[1:]]
+    note = f"(default: {'; '.join([usual, *others])})"
+    if len(lacking) >= len(having):
+        note += f" Only {', '.join(having)}."
+    elif lacking:
+        note += f" Not {', '.join(lacking)}."
+    commonest = max(described.values(), key=len)[0]
+    return _flag_of(name, commonest, HYPER, note)
+
+
 TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-option", "dataset")}
 """Fields that are tables: their flag, and what it is about."""
 
 
-def _experiment_flags() -> Iterator[inspect.Parameter]:
+def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
     for name, field in Experiment.model_fields.items():
-        if name in TABLES:
+        if name == "from_python":
+            continue  # nothing that a flag could give
+        if name in helps:
+            yield _flag(name, helps[name], PANELS.get(name, WHAT))
+        elif name in TABLES:
             flag, what = TABLES[name]
             help_ = f"An option of the {what}; may be repeated."
             yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
-    fields = {n: f for a in ALGORITHMS.values() for n, f in a.options().items()}
-    for name, field in fields.items():
-        having = [key for key, algorithm in ALGORITHMS.items() if name in algorithm.options()]
-        lacking = [key for key in ALGORITHMS if key not in having]
-        note = f"Only {', '.join(having)}."
-        if len(lacking) < len(having):
-            note = f"Not {', '.join(lacking)}." if lacking else ""
-        yield _flag_of(name, field, HYPER, note)
+    for name in dict.fromkeys(n for a in ALGORITHMS.values() for n in a.options()):
+        yield _hyper_parameter(name)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
     yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
 
 
-def takes_experiment(*only: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the flags of an experiment, all or those named, in place of ``**flags``."""
+def takes_experiment(
+    *only: str, **helps: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of an experiment, all or those named, in place of ``**flags``.
+
+    `helps` are the words for those that mean something else to this command.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[:-1]
         few = [_flag_of(name, Experiment.model_fields[name], None) for name in only]
-        flags = few or _experiment_flags()
+        flags = few or _experiment_flags(helps)
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         return command
 
@@ -198,6 +235,18 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
         if name in given:
             given[name] = dict(_setting(pair, flag) for pair in given[name])
     return given
+
+
+def _with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file says, with flags on top."""
+    options = on_top(read_file(file) if file else {}, given)
+    if missing := options.get("from_python"):
+        what = " and ".join(missing)
+        named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]
+        valid = ", or ".join(["the Python program that gave them", *named])
+        because = f"its {what} came from Python, and no file holds them"
+        raise BadValue("experiment", str(file), valid, because)
+    return options
 
 
 def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:
@@ -355,7 +404,7 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
-    experiment = Experiment.of(**on_top(read_file(file) if file else {}, _given(flags)))
+    experiment = Experiment.of(**_with_file(file, _given(flags)))
     part = Host.of(host, agents_here, data_here or ())
     logged = trackers.parse(log)
     out = _folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
@@ -382,6 +431,13 @@ def _heading(text: str) -> None:
     screen.print(Text(text, "bold"), soft_wrap=True)
 
 
+def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
+    if absent := done.get("test_samples_absent", 0):
+        some = done["test_samples"]
+        return {"tested on": f"{some} of {some + absent} samples; the others' hosts are absent"}
+    return {}
+
+
 def _summary_table(done: dict[str, Any]) -> Table:
     shown = Table(show_header=False, box=box.SIMPLE)
     lines = {
@@ -389,6 +445,7 @@ def _summary_table(done: dict[str, Any]) -> Table:
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
         f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
         "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+        **_part_of_test_samples(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
         "models sent by each agent": f"{done['bytes_models'] / 1e6:.3f} MB",
@@ -404,15 +461,18 @@ def _summary_table(done: dict[str, Any]) -> Table:
 
 
 @app.command()
-@takes_experiment()
+@takes_experiment(
+    algorithm="One algorithm, in place of --algorithms.",
+    workers="Processes that share the agents of each run. (default: 1)",
+)
 def compare(
     file: File = None,
     *,
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated, with options behind colons: dpsgd,ngc:alpha=0,ngc. Or: all. "
-            f"(default: {comparison.PAPER})",
+            help="Comma-separated, with any options behind colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
+            f"relaysgd:topology=chain. Or: all. (default: {comparison.PAPER})",
             metavar="LIST",
             show_default=False,
         ),
@@ -459,54 +519,87 @@ def compare(
 
     Prints a table and writes it with all records and a picture of the curves.
 
-    Hyper-parameters go to every algorithm that has them; those behind a name win.
+    Flags go to every algorithm, hyper-parameters to those that have them. What stands behind a name
+    wins, and the table names what differs.
 
     [bold]parley compare --algorithms dpsgd,ngc:alpha=0,ngc --seeds 3 --epochs 30[/bold]
 
     [bold]parley compare --algorithms all --data digits --tune 6[/bold]
     """
     given = _given(flags)
-    one = given.pop("algorithm", None)
-    if one and algorithms:
-        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
-    options = on_top(read_file(file) if file else {}, given)
-    options.pop("algorithm", None)
-    inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
-    chosen = comparison.parse_algorithms(algorithms or one or comparison.PAPER, inner)
-    for name in ALGORITHM_OPTIONS:
-        if name in given and not any(name in choice for choice in chosen):
-            raise BadValue(name, given[name], "an option of one of the algorithms compared")
-    experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
+    options, methods = _methods(file, given, algorithms, comparison.PAPER)
+    experiments = [method.experiment(options) for method in methods]
     out = _folder(out, resume, f"compare-{Path(experiments[0].data).name}")
     logged = trackers.parse(log)
     if tuned and tune:
         raise BadValue("tune", tune, "either --tune or --tuned")
+    if tuned and "lr" in given:
+        valid = f"none, or behind a name: {methods[0].name}:lr={given['lr']}"
+        raise BadValue("lr", given["lr"], valid, "--tuned says it for each method")
+    if tune:
+        _refuse_rates(given, methods)
     if partitions or tuned or tune or algorithms == "all":
         if logged:
             raise BadValue("log", log, "a comparison on one partition, without tuning")
         own = "partition" in options or algorithms != "all"
         names = partitions or (experiments[0].partition if own else ",".join(DEFAULT_PARTITIONS))
         _compare_field(
-            _on_partitions(experiments, names), _count("seeds", seeds), parallel, out, resume,
-            json_, tuned, _count("tune", tune) if tune else 0,
+            methods, _on_partitions(methods, options, names), _count("seeds", seeds), parallel,
+            out, resume, json_, tuned, _count("tune", tune) if tune else 0, set(given),
         )  # fmt: skip
         return
     _compare(experiments, _count("seeds", seeds), parallel, out, resume, json_, logged)
 
 
-def _on_partitions(experiments: list[Experiment], names: str) -> dict[str, list[Experiment]]:
+def _methods(
+    file: Path | None, given: dict[str, Any], algorithms: str | None, default: str
+) -> tuple[dict[str, Any], list[comparison.Method]]:
+    """What a file and flags say for all methods, and the methods with what is said for each."""
+    one = given.pop("algorithm", None)
+    if one and algorithms:
+        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
+    options = _with_file(file, given)
+    options.pop("algorithm", None)
+    methods = comparison.parse_algorithms(algorithms or one or default)
+    for name in ALGORITHM_OPTIONS:
+        if name in given and not any(name in find(m.name).options() for m in methods):
+            names = ", ".join(dict.fromkeys(method.name for method in methods))
+            because = f"none of {names} has it"
+            raise BadValue(name, given[name], "an option of one of the algorithms", because)
+    return options, methods
+
+
+def _refuse_rates(given: dict[str, Any], methods: list[comparison.Method]) -> None:
+    """A learning rate that is asked for, where tuning would put another in its place."""
+    asked = [m.settings["lr"] for m in methods if "lr" in m.settings]
+    for rate in [given["lr"]] if "lr" in given else asked:
+        raise BadValue("lr", rate, "none, or no tuning", "tuning looks for it")
+
+
+def _on_partitions(
+    methods: list[comparison.Method], options: dict[str, Any], names: str
+) -> dict[str, list[Experiment]]:
     chosen = [name.strip() for name in names.split(",") if name.strip()]
-    fitting = [whole_field.fitting(experiment) for experiment in experiments]
-    for experiment, one in zip(experiments, fitting, strict=True):
-        if experiment.topology != one.topology:
+    fitting = []
+    for method in methods:
+        if "partition" in method.settings:
+            valid = "one partition for all methods, or several by --partitions"
+            raise BadValue("algorithms", f"{method.name}:partition=…", valid)
+        asked = method.experiment(options)
+        if "topology" in method.settings:
+            comparison.check_graph(asked)
+            one = asked
+        else:
+            one = whole_field.fitting(asked)
+        if asked.topology != one.topology:
             where = f"{one.algorithm.label} runs on {one.topology}"
-            console.print(
-                f"note: {where}, for it cannot use {experiment.topology}", highlight=False
-            )
+            console.print(f"note: {where}, for it cannot use {asked.topology}", highlight=False)
+        fitting.append(one)
     return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
 
 
 def _compare_field(
+    methods: list[comparison.Method],
     by_partition: dict[str, list[Experiment]],
     seeds: int,
     parallel: str | None,
@@ -515,48 +608,51 @@ def _compare_field(
     as_json: bool,
     tuned: Path | None,
     trials: int,
+    flags: set[str],
 ) -> None:
     at_once = _count("parallel", parallel) if parallel else usable_cores()
     runs = out / "runs" if trials else out
+    asked = next(iter(by_partition.values()))
+    labels = comparison.labels(asked)  # tuned rates are in the records, not in the names
     with _stoppable(out):
         if trials:
-            everything = [e for experiments in by_partition.values() for e in experiments]
-            tuned = _tune(everything, trials, tuning.RATES, at_once, out / "tune", resume)
+            tuned = _tune(
+                methods, by_partition, trials, tuning.RATES, at_once, out / "tune", resume
+            )
         if tuned:
             found = tuning.read(tuned)
             by_partition = {
-                name: [tuning.tuned(e, found) for e in experiments]
+                name: [
+                    tuning.tuned(experiment, found, method.key, {*method.settings, *flags})
+                    for method, experiment in zip(methods, experiments, strict=True)
+                ]
                 for name, experiments in by_partition.items()
             }
-        jobs = whole_field.jobs(by_partition, seeds, runs)
+        jobs = whole_field.jobs(by_partition, seeds, runs, labels)
         comparison.compare(jobs, at_once, runs, resume and runs.exists())
     rows = whole_field.rows(jobs)
     whole_field.write(out, jobs, rows)
     if as_json:
         print(json.dumps({"rows": rows, "out": str(out)}))
         return
-    first = jobs[0].experiment
-    _heading(
-        f"{first.data}, {first.agents} agents, {first.topology}, {first.epochs} "
-        f"epoch{'s' * (first.epochs > 1)}, {seeds} seed{'s' * (seeds > 1)}: averaged model, %"
-    )
+    more = (f"lr of {tuned}",) if tuned else ()
+    _heading(f"{comparison.title(asked, seeds, *more)}: averaged model, %")
     screen.print(whole_field.table(rows))
     where = f"written to {out}: table.md, field.png, and every run's records"
     screen.print(where, soft_wrap=True, highlight=False)
 
 
 def _tune(
-    experiments: list[Experiment],
+    methods: list[comparison.Method],
+    by_partition: dict[str, list[Experiment]],
     trials: int,
     rates: tuple[float, float],
     parallel: int,
     out: Path,
     resume: bool,
 ) -> Path:
-    by_partition: dict[str, list[Experiment]] = {}
-    for experiment in experiments:
-        by_partition.setdefault(experiment.partition, []).append(experiment)
-    todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates)]
+    keys = [method.key for method in methods]
+    todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates, keys)]
     tuning.tune(todo, parallel, out, resume and out.exists())
     path = tuning.write(todo, out)
     console.print(tuning.table(todo))
@@ -564,7 +660,13 @@ def _tune(
 
 
 @app.command()
-@takes_experiment()
+@takes_experiment(
+    algorithm="One algorithm, in place of --algorithms. (default: the file's, or ngc)",
+    lr="Not here: tuning looks for it between --rates.",
+    validation="Share of the training samples, the same of every class, that nobody trains on and "
+    f"that trials are measured on. (default: {tuning.VALIDATION})",
+    workers="Processes that share the agents of each run. (default: 1)",
+)
 def tune(
     file: File = None,
     *,
@@ -611,26 +713,20 @@ def tune(
     [bold]parley tune --algorithms ngc,dpsgd --data digits --trials 8 --epochs 10[/bold]
     """
     given = _given(flags)
-    one = given.pop("algorithm", None)
-    if one and algorithms:
-        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
-    options = on_top(read_file(file) if file else {}, given)
-    kept = options.pop("algorithm", None)
-    inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
-    names = algorithms or one or (kept.name if kept else "ngc")
-    chosen = comparison.parse_algorithms(names, inner)
-    experiments = [Experiment.of(**options, algorithm=choice) for choice in chosen]
-    every = _on_partitions(experiments, partitions or experiments[0].partition)
-    flat = [experiment for of in every.values() for experiment in of]
+    of_file = flatten(read_file(file)).get("algorithm") if file else None
+    options, methods = _methods(file, given, algorithms, of_file.name if of_file else "ngc")
+    _refuse_rates(given, methods)
+    first = methods[0].experiment(options)
+    every = _on_partitions(methods, options, partitions or first.partition)
     low, _, high = rates.partition(",")
     try:
         between = float(low), float(high)
     except ValueError:
         raise BadValue("rates", rates, "LOW,HIGH, for example 0.01,1") from None
-    out = _folder(out, resume, f"tune-{Path(experiments[0].data).name}")
+    out = _folder(out, resume, f"tune-{Path(first.data).name}")
     at_once = _count("parallel", parallel) if parallel else usable_cores()
     with _stoppable(out):
-        path = _tune(flat, _count("trials", trials), between, at_once, out, resume)
+        path = _tune(methods, every, _count("trials", trials), between, at_once, out, resume)
     if json_:
         print(json.dumps({"tuned": tuning.read(path), "out": str(out)}))
         return
@@ -659,12 +755,7 @@ def _compare(
     if as_json:
         print(json.dumps({"rows": rows, "out": str(out)}))
         return
-    first = experiments[0]
-    title = (
-        f"{first.data}, {first.agents} agents, {first.topology}, {first.partition}, "
-        f"{first.epochs} epoch{'s' * (first.epochs > 1)}, {seeds} seed{'s' * (seeds > 1)}"
-    )
-    _heading(title)
+    _heading(comparison.title(experiments, seeds, experiments[0].partition))
     screen.print(comparison.table(rows))
     screen.print(
         f"written to {out}: table.md, curves.png, and every run's records",
@@ -697,10 +788,15 @@ def demo(
 
 def demo_experiments() -> list[Experiment]:
     """What ``parley demo`` compares; the same settings for every algorithm."""
-    chosen = comparison.parse_algorithms(comparison.PAPER, {"momentum": 0.9})
-    common = {"data": "digits", "agents": 10, "topology": "ring", "partition": "skew:1"}
+    common: dict[str, Any] = {
+        "data": "digits",
+        "agents": 10,
+        "topology": "ring",
+        "partition": "skew:1",
+    }
     common |= {"variant": "as-run", "epochs": 40, "lr": 0.05, "evaluate_every": 2}
-    return [Experiment.of(**common, algorithm=algorithm) for algorithm in chosen]
+    common |= {"momentum": 0.9}
+    return [method.experiment(common) for method in comparison.parse_algorithms(comparison.PAPER)]
 
 
 @app.command("algorithms")

@@ -91,8 +91,8 @@ def run(
     variant: Annotated[
         str,
         typer.Option(
-            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICE, with one "
-            f"choice as printed: {', '.join(CHOICES)}.",
+            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICES, with "
+            f"one or several of these as printed, commas between: {', '.join(CHOICES)}.",
             metavar="TEXT",
         ),
     ] = "as-run",

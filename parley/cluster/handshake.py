@@ -13,6 +13,7 @@ import torch
 
 from parley.cluster.noticeboard import Peers, here, listed
 from parley.compute.task import Task
+from parley.enclosed import FIELDS, enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.training.run import Problem
@@ -21,7 +22,10 @@ from parley.version import __version__
 
 def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, Any]:
     """All that must be the same everywhere, each under the name that an error gives it."""
-    chosen = experiment.model_dump(mode="json")
+    # Hosts may have the same files in other places.
+    kept = enclosed(experiment, problem.topology)
+    files = {FIELDS[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
+    chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
     together = {"on_failure", "patience"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
@@ -30,6 +34,7 @@ def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, An
     return {
         "version": __version__,
         **said,
+        **{f"file of {field}": f"checksum {found}" for field, found in files.items()},
         **{f"algorithm.{name}": value for name, value in algorithm.items()},
         "label names": list(problem.class_names),
         "input shape": list(inputs.shape[1:]),

@@ -50,6 +50,7 @@ from parley.cluster.worker import (
     threads,
 )
 from parley.compute.task import Task
+from parley.enclosed import enclosed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge, Topology
@@ -263,6 +264,9 @@ class Member:
         sizes = start.share("sizes", [len(samples) for samples in self.problem.samples])
         held = holdings(self.problem, hosted, experiment.agents, start)
         self.agents = describe(self.problem, held)
+        tests = start.share("tests", len(self.problem.test))
+        self.test_samples = tests[0] if self.problem.test_is_shared else sum(tests)
+        self.tested_on = self.test_samples
         everyone = [size for of_worker in sizes for size in of_worker]
         self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
         self.position = self._saved(hosted) if self.resume else Position()
@@ -326,10 +330,12 @@ class Member:
         numbers = tuple(present) if len(present) < full.agents else ()
         transport = Processes(Placement(graph, seats, peers.rank, numbers))
         problem = replace(self.problem, topology=graph)
-        run = Run(self.experiment, problem, transport, self.task, self.steps_per_epoch)
+        run = Run(
+            self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
+        )
         journal = Journal(self.out, peers)
         first = roster.generation == 0
-        journal.open(self.experiment, self.resume or not first, first)
+        journal.open(enclosed(self.experiment, full), self.resume or not first, first)
         self._take_up(run, journal)
         self._tell(roster, run, journal, bridges)
         journal.describe(self.agents)
@@ -443,6 +449,12 @@ class Member:
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 say(f"worker {worker} {word} {listed(agents)} (step {run.step})")
+        if run.test.count != self.tested_on:
+            rest = (
+                "; the others have gone with their hosts" if run.test_samples_absent else " again"
+            )
+            say(f"tested on {run.test.count} of {self.test_samples} test samples{rest}")
+            self.tested_on = run.test.count
         if bridges:
             pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
             say(f"the graph fell apart and was bridged: {pairs}")

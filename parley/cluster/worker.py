@@ -15,6 +15,7 @@ from torch import Tensor
 
 from parley.cluster import handshake
 from parley.cluster.noticeboard import Peers
+from parley.enclosed import Enclosed, enclosed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.store import checkpoint
@@ -75,7 +76,7 @@ def work(
         run = Run(experiment, problem, transport, task)
         resume = resume or any(peers.share("restarts", _restarts()))
         journal = Journal(out, peers)
-        journal.open(experiment, resume)
+        journal.open(enclosed(experiment, problem.topology), resume)
         agents = describe(problem, holdings(problem, hosted, experiment.agents, peers))
         journal.describe(agents)
         if resume:
@@ -127,14 +128,14 @@ class Journal:
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
 
-    def open(self, experiment: Experiment, resume: bool, first: bool = True) -> None:
+    def open(self, run: Enclosed, resume: bool, first: bool = True) -> None:
         """Makes the folder, or checks that it holds this very experiment and that nobody is at work
         in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
         """
         mark = self.peers.share("folder", uuid.uuid4().hex)[0]
         if self.folder is None:
             return
-        self.folder.check(experiment, resume)
+        self.folder.check(run.experiment, resume, run.files)
         if first and is_held(self.folder.path):
             raise ParleyError(
                 f"out: another process is training into {self.folder.path}; wait for it, stop it, "
@@ -149,7 +150,7 @@ class Journal:
         self.peers.share("look", True)
         own.unlink(missing_ok=True)
         if self.keeper:
-            self.folder.create(experiment)
+            self.folder.create(run.experiment, run.files)
         self.peers.share("create", True)
 
     def restore(self, run: Run) -> None:

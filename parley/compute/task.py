@@ -1,23 +1,69 @@
 """What is learned: a model as a flat vector, its loss, and its score on held-out samples.
 
-Axes: D flat parameters, n samples.
+Axes: D flat parameters, n samples, C scores that the model gives.
 """
 
+import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
+from parley.errors import BadValue
 from parley.models import refuse_batch_statistics
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""``(outputs[n, ...], targets[n, ...]) -> losses[n, ...]``, not yet averaged over samples."""
+"""``(outputs[n, C], targets[n]) -> losses``: one for each sample, ``[n, ...]``, or their mean."""
+
+TRIED = 4
+"""Samples on which model and loss are tried before training."""
+ALIKE = 1e-4
+"""Two ways to compute the same loss agree to this relative precision."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """The default loss: one value a sample."""
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """The losses of single samples, from a loss that gives the mean of a batch."""
+
+    loss: Loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Each sample is a batch of its own."""
+        each: Callable[..., Tensor] = vmap(lambda o_C, t: self.loss(o_C[None], t[None]))
+        return each(outputs, targets)
+
+
+def each_sample(loss: Loss) -> Loss:
+    """The losses of single samples, from a loss that gives one value for a batch."""
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        made = copy.deepcopy(loss)
+        made.reduction = "none"  # type: ignore[assignment]
+        return made
+    return OneByOne(loss)
+
+
+def is_cross_entropy(loss: Loss) -> bool:
+    """Whether it is the default loss by another name, for which there are faster engines.
+
+    >>> is_cross_entropy(nn.CrossEntropyLoss()), is_cross_entropy(nn.NLLLoss())
+    (True, False)
+    """
+    if loss in (cross_entropy, nn.functional.cross_entropy):
+        return True
+    return (
+        type(loss) is nn.CrossEntropyLoss
+        and loss.weight is None
+        and loss.label_smoothing == 0
+        and loss.ignore_index < 0  # no class has such a number
+        and loss.reduction in ("mean", "none")
+    )
 
 
 class Task:
@@ -40,10 +86,16 @@ class Task:
     ) -> None:
         refuse_batch_statistics(model)
         self.model = model.to(device=device, dtype=dtype).train()
-        self.loss = loss
+        self.loss = cross_entropy if is_cross_entropy(loss) else loss
+        """One value for each sample, once `fit` has seen to it."""
+        self.scores = 0
+        """Outputs of the model for each sample; known after `fit`."""
         self.dtype = dtype
         # Frozen parameters stay in the module: they are the same everywhere and never travel.
         learned = {k: p for k, p in model.named_parameters() if p.requires_grad}
+        if not learned:
+            valid = "a model with parameters to learn"
+            raise BadValue("model", type(model).__name__, valid, "it has none")
         self.names = tuple(learned)
         self.shapes = tuple(p.shape for p in learned.values())
         self.sizes = tuple(p.numel() for p in learned.values())
@@ -76,6 +128,100 @@ class Task:
         losses = self.loss(outputs, targets)
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
+    def fit(self, name: str, inputs: Tensor, targets: Tensor, classes: int) -> None:
+        """Tries model and loss on a few samples: what can be understood will do, the rest is
+        refused before anything is trained.
+
+        A loss that gives the mean over samples is taken apart into the losses of single samples,
+        which are weighted as every other loss is.
+        """
+        outputs = self._tried_outputs(name, inputs, classes)
+        self.scores = outputs.shape[1]
+        self._fit_loss(inputs)
+        losses = self._tried_loss(outputs, targets)
+        if not bool(torch.isfinite(losses).all()):
+            because = f"it is {float(losses[~torch.isfinite(losses)][0])} for the model's start"
+            raise BadValue("loss", _name(self.loss), "a loss that is finite there", because)
+
+    def _tried_outputs(self, name: str, inputs: Tensor, classes: int) -> Tensor:
+        shape = list(inputs.shape[1:])
+        needed = max(2, classes)
+        valid = f"a model that takes inputs of shape {shape} and gives {needed} scores for each"
+        try:
+            outputs = self.predict(self.start(), inputs)
+        except Exception as error:  # whatever the model may raise
+            raise BadValue("model", name, valid, _first_line(error)) from error
+        if not isinstance(outputs, Tensor):
+            raise BadValue("model", name, valid, f"it gives a {type(outputs).__name__}, no tensor")
+        found = list(outputs.shape)
+        if found in ([len(inputs)], [len(inputs), 1]):
+            because = "it gives one score, where the answer is the class with the largest"
+            valid += "; yes or no are two classes" * (classes <= 2)
+            raise BadValue("model", name, valid, because)
+        if len(found) != 2 or found[0] != len(inputs):
+            because = f"for {len(inputs)} inputs it gives a tensor of shape {found}"
+            raise BadValue("model", name, valid, because)
+        if found[1] < classes:
+            because = f"it gives {found[1]} scores, but the data have {classes} classes"
+            raise BadValue("model", name, valid, because)
+        if not bool(torch.isfinite(outputs).all()):
+            valid = "a model whose first outputs are finite"
+            raise BadValue("model", name, valid, "it gives NaN or infinity before any training")
+        return outputs
+
+    def _fit_loss(self, inputs: Tensor) -> None:
+        """Finds out whether the loss gives a value for each sample or their mean."""
+        noise = torch.randn(self.size, generator=torch.Generator().manual_seed(0))
+        # Outputs of the kind that the model gives, but not all the same, as zero weights would
+        # make them; one for each class and one more, so that no other axis is as long.
+        x_D = self.start()
+        some_nC = self.predict(x_D + (0.1 * x_D + 0.01) * noise.to(x_D), inputs)
+        n = self.scores + 1
+        outputs = some_nC[torch.arange(n) % len(some_nC)]
+        targets = torch.arange(n, device=outputs.device) % self.scores
+        losses = self._tried_loss(outputs, targets)
+        name = _name(self.loss)
+        valid = (
+            'a loss that gives one value for each sample, as with reduction="none", or their mean'
+        )
+        if losses.ndim and len(losses) != n:
+            because = f"for {n} samples it gives a tensor of shape {list(losses.shape)}"
+            raise BadValue("loss", name, valid, because)
+        if losses.ndim:
+            return
+        given, self.loss = self.loss, each_sample(self.loss)
+        each = self._tried_loss(outputs, targets)
+        alone = torch.stack([given(outputs[i, None], targets[i, None]) for i in range(n)])
+        close = torch.isclose(
+            torch.stack([*each, each.mean()]), torch.stack([*alone, losses]), ALIKE
+        )
+        if each.shape == (n,) and bool(close.all()):
+            return
+        self.loss = given
+        if bool(torch.isclose(alone.sum(), losses, ALIKE)):
+            because = "it gives the sum over samples, so that a step would grow with the batch"
+        else:
+            because = (
+                "it gives one value, which is not the mean of what it gives for single samples"
+            )
+            because += ": class weights and ignored classes make it divide by something else"
+        raise BadValue("loss", name, valid, because)
+
+    def _tried_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        valid = "a function of (outputs, targets) that gives a differentiable tensor"
+        try:
+            losses = self.loss(outputs.detach().requires_grad_(), targets)
+        except Exception as error:  # whatever the loss may raise
+            because = f"for outputs of shape {list(outputs.shape)} and as many whole numbers as "
+            because += f"targets: {_first_line(error)}"
+            raise BadValue("loss", _name(self.loss), valid, because) from error
+        if not isinstance(losses, Tensor):
+            because = f"it gives a {type(losses).__name__}"
+            raise BadValue("loss", _name(self.loss), valid, because)
+        if not losses.requires_grad:
+            raise BadValue("loss", _name(self.loss), valid, "it has no gradient")
+        return losses.detach()
+
     @torch.no_grad()
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model answers when it is used, not trained: with dropout off."""
@@ -87,10 +233,18 @@ class Task:
 
     def module(self, x_D: Tensor) -> nn.Module:
         """A stand-alone copy of the model that carries these parameters."""
-        import copy
-
         module = copy.deepcopy(self.model).eval()
         module.load_state_dict(
             {n: p.clone() for n, p in self.parameters(x_D).items()}, strict=False
         )
         return module
+
+
+def _name(loss: object) -> str:
+    if isinstance(loss, OneByOne):
+        return _name(loss.loss)
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

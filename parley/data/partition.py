@@ -47,8 +47,17 @@ class Partition:
     """What could not be obeyed, and why; empty when all was."""
 
 
-def partition(spec: str, labels: NDArray[Any], topology: Topology, seed: int) -> Partition:
+def partition(
+    spec: str,
+    labels: NDArray[Any],
+    topology: Topology,
+    seed: int,
+    used: Indices | None = None,
+) -> Partition:
     """Deals the samples with these labels to the agents of the graph.
+
+    `used` are the indices of those that take part (default: all). Indices are always the dataset's
+    own: a file's lists lose what is not used, every other kind deals out what is.
 
     >>> from parley.graphs.topology import ring
     >>> labels = np.repeat(np.arange(10), 3)
@@ -57,6 +66,11 @@ def partition(spec: str, labels: NDArray[Any], topology: Topology, seed: int) ->
     """
     kind, value = parse(spec)
     labels = np.asarray(labels)
+    if used is not None and len(used) < len(labels):
+        if kind is KINDS["file"]:
+            return _without_unused(spec, partition(spec, labels, topology, seed), used)
+        dealt = partition(spec, labels[used], topology, seed)
+        return Partition(tuple(used[part] for part in dealt.indices), dealt.note)
     countable = labels.size > 0 and np.issubdtype(labels.dtype, np.integer)
     check_labels(labels, int(labels.max()) + 1 if countable else 1)
     if topology.agents > len(labels):
@@ -66,6 +80,15 @@ def partition(spec: str, labels: NDArray[Any], topology: Topology, seed: int) ->
             f"at most {len(labels)}, so that every agent has a training sample",
         )
     return kind.deal(value, labels.astype(np.int64), topology, seed)
+
+
+def _without_unused(spec: str, dealt: Partition, used: Indices) -> Partition:
+    left = tuple(np.intersect1d(part, used) for part in dealt.indices)
+    for agent, part in enumerate(left):
+        if not len(part):
+            because = f"fraction and validation leave agent {agent} none of its samples"
+            raise BadValue("partition", spec, "a larger fraction or a smaller validation", because)
+    return Partition(left, dealt.note)
 
 
 def parse(spec: str) -> tuple["Kind", Any]:

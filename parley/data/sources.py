@@ -325,34 +325,56 @@ def rng_of(*numbers: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.array(numbers, dtype=np.uint32)))
 
 
-def share_of(samples: Samples, fraction: float, seed: int) -> Samples:
-    """A share of the samples, the same of every class, at least one of each.
+def share_of(targets: Tensor, fraction: float, seed: int) -> NDArray[np.int64]:
+    """The indices of a share of the samples, the same of every class, at least one of each.
 
-    >>> few = share_of(Samples(torch.arange(10), torch.tensor([0, 1] * 5)), 0.4, seed=0)
-    >>> few.targets.bincount().tolist()
+    >>> targets = torch.tensor([0, 1] * 5)
+    >>> targets[share_of(targets, 0.4, seed=0)].bincount().tolist()
     [2, 2]
     """
-    rng, targets = np.random.default_rng([seed, _SHARE]), samples.targets.numpy()
-    members = [np.flatnonzero(targets == c) for c in np.unique(targets)]
+    if fraction == 1:
+        return np.arange(len(targets))
+    rng, classes = np.random.default_rng([seed, _SHARE]), targets.numpy()
+    members = [np.flatnonzero(classes == c) for c in np.unique(classes)]
     kept = [rng.permutation(m)[: max(1, round(fraction * len(m)))] for m in members]
-    return samples.take(np.sort(np.concatenate(kept)))
+    return np.sort(np.concatenate(kept))
 
 
-def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
-    """What is left of the samples, and a share of every class that is held out.
+def hold_out(
+    targets: Tensor, fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The indices of what is left, and of a share of every class that is held out.
 
-    >>> left, held = hold_out(Samples(torch.arange(10), torch.tensor([0, 1] * 5)), 0.4, seed=0)
-    >>> left.targets.bincount().tolist(), held.targets.bincount().tolist()
-    ([3, 3], [2, 2])
+    >>> left, held = hold_out(torch.tensor([0, 1] * 5), 0.4, seed=0)
+    >>> len(left), len(held)
+    (6, 4)
     """
-    rng, targets = np.random.default_rng([seed, _SHARE, 1]), samples.targets.numpy()
-    orders = [rng.permutation(np.flatnonzero(targets == c)) for c in np.unique(targets)]
+    if fraction == 0:
+        return np.arange(len(targets)), np.arange(0)
+    rng, classes = np.random.default_rng([seed, _SHARE, 1]), targets.numpy()
+    orders = [rng.permutation(np.flatnonzero(classes == c)) for c in np.unique(classes)]
     cuts = [(order, max(1, round(fraction * len(order)))) for order in orders]
     if any(cut == len(order) for order, cut in cuts):
         because = "a class has nothing left to train on"
         raise BadValue("validation", fraction, "a smaller share", because)
     left, held = ([o[c:] for o, c in cuts], [o[:c] for o, c in cuts])
-    return tuple(samples.take(np.sort(np.concatenate(part))) for part in (left, held))  # type: ignore[return-value]
+    return np.sort(np.concatenate(left)), np.sort(np.concatenate(held))
+
+
+def cut_own(
+    samples: Sequence[Samples], test: Samples, fraction: float, validation: float, seed: int
+) -> tuple[list[Samples], Samples]:
+    """Agents' own data, each cut by itself, and what they are measured on.
+
+    `fraction` is of each agent's samples; with `validation`, what is held out of each takes the
+    place of the test samples.
+    """
+    kept = [s.take(share_of(s.targets, fraction, seed)) for s in samples]
+    if not validation:
+        return kept, test
+    cuts = [hold_out(s.targets, validation, seed) for s in kept]
+    held = joined([s.take(out) for s, (_, out) in zip(kept, cuts, strict=True)])
+    return [s.take(left) for s, (left, _) in zip(kept, cuts, strict=True)], held
 
 
 def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:

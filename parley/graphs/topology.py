@@ -184,6 +184,24 @@ class Topology:
                 rounds.append(slot)
         return tuple(tuple(sorted(r)) for r in rounds)
 
+    def same_as(self, other: Topology) -> bool:
+        """Whether both have the same graphs with the same weights, to the last bit.
+
+        >>> ring(4).same_as(circulant(4, [1])), ring(4).same_as(ring(4, weights="push"))
+        (True, True)
+        >>> star(4).same_as(star(4, weights="uniform"))
+        False
+        """
+        if self.agents != other.agents or self.period != other.period:
+            return False
+        if self.phases:
+            return all(p.same_as(q) for p, q in zip(self.phases, other.phases, strict=True))
+        a, b = self.mixing, other.mixing
+        return all(
+            np.array_equal(getattr(a, part), getattr(b, part))
+            for part in ("indptr", "indices", "data")
+        )
+
     def neighbours(self, agent: int) -> tuple[int, ...]:
         """The agents that send to `agent`, in order."""
         return tuple(sorted(self.graph.predecessors(agent)))
@@ -607,6 +625,72 @@ def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
         raise BadValue("topology", name, f"a file of one graph, or schedule:{path}", because)
     given = _read_edges(name, joined.from_iterable(rounds))
     return _from_edges(name, _checked_numbers(name, given), given, weights)
+
+
+def to_text(topology: Topology) -> tuple[str, str, str]:
+    """A graph as a file: "file" or "schedule", the weights to read it with, and its lines.
+
+    Weights that a scheme makes are left to that scheme; others stand in the lines, each with as
+    many digits as it has.
+
+    >>> print(*to_text(chain(3)))
+    file metropolis # 3 agents
+    0 1
+    1 2
+    <BLANKLINE>
+    >>> print(to_text(ring(2, weights=[[0.7, 0.3], [0.5, 0.5]]))[2])
+    # 2 agents; what an agent keeps, and what it gives to what another sends to it
+    0 0 0.7
+    1 -> 0 0.3
+    0 -> 1 0.5
+    1 1 0.5
+    <BLANKLINE>
+    """
+    phases = topology.phases or (topology,)
+    by_scheme = topology.scheme in SCHEMES
+    title = f"# {topology.agents} agents"
+    if not by_scheme:
+        title += "; what an agent keeps, and what it gives to what another sends to it"
+    lines = [title]
+    for number, phase in enumerate(phases):
+        lines += [f"round {number}"] if topology.phases else []
+        lines += _scheme_lines(phase) if by_scheme else _weight_lines(phase)
+    if by_scheme and topology.agents == 1:
+        lines.append("0 0")
+    kind = "schedule" if topology.phases else "file"
+    return kind, topology.scheme if by_scheme else "auto", "\n".join(lines) + "\n"
+
+
+def _scheme_lines(topology: Topology) -> list[str]:
+    lines = []
+    for j, i in topology.edges:
+        if not topology.graph.has_edge(i, j):
+            lines.append(f"{j} -> {i}")
+        elif j < i:
+            lines.append(f"{j} {i}")
+    return lines
+
+
+def _weight_lines(topology: Topology) -> list[str]:
+    matrix = topology.mixing
+    if not topology.edges and topology.part:
+        return []  # a round in which nobody talks
+    cells = zip(_rows(matrix).tolist(), matrix.indices.tolist(), matrix.data.tolist(), strict=True)
+    return [f"{i} {i} {w!r}" if i == j else f"{j} -> {i} {w!r}" for i, j, w in cells]
+
+
+def stated_agents(spec: str) -> int | None:
+    """How many agents a spec has by itself, if it says so.
+
+    >>> stated_agents("torus:2x5"), stated_agents("spanning-tree:torus:3x3"), stated_agents("ring")
+    (10, 9, None)
+    """
+    name, _, text = spec.strip().partition(":")
+    if name == "spanning-tree":
+        return stated_agents(text)
+    if name in ("file", "schedule") or (name == "torus" and text):
+        return parse(spec).agents
+    return None
 
 
 def _read_lines(name: str, path: str | Path) -> list[str]:

@@ -14,7 +14,7 @@ from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
-from parley.reproduce.presets import Preset
+from parley.reproduce.presets import Preset, variant_name
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
 from parley.sweep.compare import DIVERGED_FILE, Job
@@ -54,10 +54,11 @@ def jobs(chosen: Sequence[Preset], order: Order, out: Path) -> list[Job]:
             experiment = preset.experiment(
                 order.variant, reduction, seed=seed, data_root=order.data_root
             )
-            marks = [order.variant] if order.variant != "as-run" else []
+            variant = variant_name(order.variant)
+            marks = [variant] if variant != "as-run" else []
             marks += [reduction.words(preset.epochs)] if reduction else []
             label = preset.name + (f" ({', '.join(marks)})" if marks else "")
-            folder = out / preset.folder / f"{order.variant}{reduction.suffix}"
+            folder = out / preset.folder / f"{variant}{reduction.suffix}"
             made.append(Job(label, experiment, folder / f"seed-{seed}", may_diverge=True))
     return made
 

@@ -6,6 +6,7 @@
 """
 
 import json
+import math
 import os
 import platform
 import time
@@ -19,7 +20,7 @@ from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
-from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction
+from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
 from parley.training.run import Problem, Run, StepDone
 from parley.version import __version__
 from parley.wire.placement import spread
@@ -71,8 +72,7 @@ def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WH
 def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
     """Test samples seen by a model, over all records: own, after gossip, and the averaged one."""
     epochs = reduction.epochs or preset.epochs
-    every = max(1, min(5, epochs // 10))
-    records = -(-epochs // every)
+    records = math.ceil(epochs / evaluate_every(epochs))
     return records * (2 * preset.agents + 1) * TESTED.get(preset.data, 10_000)
 
 

@@ -60,9 +60,13 @@ CHOICES = {
     "evonorm": "evonorm",
 }
 """Where printed paper and authors' code differ, and the option that decides it: the variant
-``as-run-but-floor`` is as run with this one choice as printed."""
+``as-run-but-floor`` is as run with this one choice as printed, ``as-run-but-floor,scale`` with
+these two."""
 EVALUATE_EVERY = 5
 """Epochs from one record to the next in a long run."""
+FEWEST_RECORDS = 4
+"""Of a run of at least as many epochs. Testing every agent's model twice takes as long as a third
+of an epoch of training, so that a short run has no more than its curve needs."""
 
 
 class Paper(NamedTuple):
@@ -155,9 +159,7 @@ class Preset:
         self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
     ) -> Experiment:
         """What to run; `others` are further options, such as a seed."""
-        if variant not in variants():
-            raise unknown_name("variant", variant, variants())
-        base, _, choice = variant.partition("-but-")
+        base, printed = parse_variant(variant)
         as_run = base == "as-run"
         epochs = self._epochs(reduction)
         options: dict[str, Any] = {
@@ -174,13 +176,13 @@ class Preset:
             "lr": self.lr,
             "lr_decay": self.lr_decay,
             "gossip_rounds": 51,
-            "evaluate_every": max(1, min(EVALUATE_EVERY, epochs // 10)),
+            "evaluate_every": evaluate_every(epochs),
             "variant": base,
         }
-        if choice:
+        for choice in printed:
             options |= self._as_printed(variant, choice)
         if self.model in WITH_EVONORM:
-            hard = as_run and choice != "evonorm"
+            hard = as_run and "evonorm" not in printed
             options["model_options"] = {"evonorm": "hard-swish" if hard else "s0"}
         if self.bias_norms:
             options["bias_norms"] = "run" if as_run else "printed"
@@ -202,8 +204,9 @@ class Preset:
         if self.model in WITH_EVONORM:
             having.append("evonorm")
         if choice not in having:
-            valid = f"as-run-but- and one of {', '.join(having)} for {self.name}"
-            raise BadValue("variant", variant, valid, f"{self.label} there does not depend on it")
+            valid = f"as-run-but- and some of {', '.join(having)} for {self.name}"
+            because = f"{self.label} there does not depend on {choice}"
+            raise BadValue("variant", variant, valid, because)
         return {} if choice == "evonorm" else {option: algorithm.options()[option].default}
 
     def graph(self, variant: str) -> str:
@@ -250,14 +253,64 @@ def variants() -> list[str]:
     return [*VARIANTS, *(f"as-run-but-{choice}" for choice in CHOICES)]
 
 
+def parse_variant(variant: str) -> tuple[str, tuple[str, ...]]:
+    """The reading, and the choices that are as printed all the same, in a fixed order.
+
+    >>> parse_variant("as-run-but-scale,floor"), parse_variant("as-printed")
+    (('as-run', ('floor', 'scale')), ('as-printed', ()))
+    """
+    base, but, listed = variant.partition("-but-")
+    named = listed.split(",") if but else []
+    if base not in VARIANTS or (but and base != "as-run"):
+        raise unknown_name("variant", variant, variants())
+    for choice in named:
+        if choice not in CHOICES or named.count(choice) > 1:
+            valid = f"as-run-but- and some of {', '.join(CHOICES)}, each once, with commas between"
+            raise BadValue("variant", variant, valid)
+    return base, tuple(choice for choice in CHOICES if choice in named)
+
+
+def variant_name(variant: str) -> str:
+    """The one way to write a variant, whatever the order of its choices.
+
+    >>> variant_name("as-run-but-scale,floor")
+    'as-run-but-floor,scale'
+    """
+    base, printed = parse_variant(variant)
+    return f"{base}-but-{','.join(printed)}" if printed else base
+
+
 def variant_words(variant: str) -> str:
     """For people; nothing for what is usual here, as run.
 
     >>> variant_words("as-run-but-floor"), variant_words("as-printed"), variant_words("as-run")
     ('floor as printed', 'as printed', '')
+    >>> variant_words("as-run-but-floor,scale")
+    'floor and scale as printed'
     """
-    base, _, choice = variant.partition("-but-")
-    return f"{choice} as printed" if choice else "as printed" if base == "as-printed" else ""
+    base, printed = parse_variant(variant)
+    if printed:
+        return f"{choice_words(printed)} as printed"
+    return "as printed" if base == "as-printed" else ""
+
+
+def choice_words(choices: Sequence[str]) -> str:
+    """A list as one says it.
+
+    >>> choice_words(["gradient", "floor", "scale"])
+    'gradient, floor and scale'
+    """
+    *others, last = choices
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def evaluate_every(epochs: int) -> int:
+    """Epochs from one record to the next, in a run of so many.
+
+    >>> [evaluate_every(epochs) for epochs in (1, 3, 8, 100)]
+    [1, 1, 2, 5]
+    """
+    return max(1, min(EVALUATE_EVERY, epochs // FEWEST_RECORDS))
 
 
 @cache

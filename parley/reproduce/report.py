@@ -15,6 +15,7 @@ from rich.table import Table
 
 from parley.errors import BadValue, ParleyError
 from parley.files import write_atomically
+from parley.reproduce import paired
 from parley.reproduce.campaign import read_experiment, version_of
 from parley.reproduce.presets import (
     METHODS,
@@ -24,6 +25,7 @@ from parley.reproduce.presets import (
     Reduction,
     figures,
     presets,
+    variant_name,
     variant_words,
     variants,
 )
@@ -62,7 +64,7 @@ class Result:
 
     @property
     def is_ablation(self) -> bool:
-        """Whether it is as run but for one choice."""
+        """Whether it is as run but for some choices."""
         return "-but-" in self.variant
 
     @property
@@ -128,12 +130,11 @@ def parse_form(name: str) -> tuple[str, Reduction]:
     >>> parse_form("as-run-20-epochs-0.1-data")
     ('as-run', Reduction(epochs=20, fraction=0.1))
     """
-    known = "|".join(sorted(variants(), reverse=True))  # the longest that fits
-    match = re.fullmatch(rf"({known})(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
+    match = re.fullmatch(r"(as-[a-z,-]+?)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
     if not match:
         raise BadValue("folder", name, ", ".join(variants()) + ", or one of them reduced")
     variant, epochs, fraction = match.groups()
-    return variant, Reduction(
+    return variant_name(variant), Reduction(
         int(epochs) if epochs else None, float(fraction) if fraction else None
     )
 
@@ -224,45 +225,97 @@ def tables(found: Found) -> Iterator[Table]:
         for group, members in grouped(found.results, table):
             for title, alike in itertools.groupby(members, key=_title):
                 yield _table(f"{group}{title}", list(alike))
-    if rows := ablations(found.results):
-        shown = Table(title="one choice as printed", title_justify="left", box=box.SIMPLE_HEAD)
-        for column, heading in enumerate(ABLATION):
-            # Names and remarks may take several lines; figures are shown whole.
-            figure = 0 < column < 5
-            side: Literal["left", "right"] = "right" if 1 < column < 5 else "left"
-            shown.add_column(heading, justify=side, no_wrap=figure, overflow="fold")
-        for row in rows:
-            shown.add_row(*row)
-        yield shown
+    if rows := order_rows(found.results):
+        yield _narrow_table("order of the methods", ORDER, rows, figures=range(3, 6))
+    if rows := ablation_rows(found.results):
+        yield _narrow_table("choices as printed", ABLATION, rows, figures=range(2, 7))
 
 
-ABLATION = ["run", "choice", "as run", "as printed", "difference", ""]
+def _narrow_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], figures: range
+) -> Table:
+    """Names and remarks may take several lines; figures are shown whole."""
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column, heading in enumerate(headings):
+        side: Literal["left", "right"] = "right" if column in figures else "left"
+        shown.add_column(heading, justify=side, no_wrap=column in figures, overflow="fold")
+    for row in rows:
+        cells = (cell.replace("**", "") for cell in row)
+        shown.add_row(*(c.replace(" ", "") if n in figures else c for n, c in enumerate(cells)))
+    return shown
 
 
-def ablations(results: Sequence[Result]) -> list[list[str]]:
-    """What one choice does: runs in which it is as printed beside those that are all as run.
+ABLATION = [
+    "run", "as printed", "without", "with", "difference", "averaged", "seeds", "",
+]  # fmt: skip
+ORDER = ["group", "lower in the paper", "higher", "paper", "ours", "seeds", ""]
 
-    Accuracies after gossip; seeds that only one side has are left out.
-    """
+
+ORDER_TEXT = (
+    "Accuracy after gossip: how far the higher of two methods that are neighbours in the paper's "
+    "order is above the lower, in percentage points: the paper's means, and ours with a 95 % "
+    "interval (paired t over seeds). Only what lies outside it is an order."
+)
+ABLATION_TEXT = (
+    "What the choices in which the printed paper and its authors' code differ do: accuracy after "
+    "gossip without and with them, the difference in percentage points with a 95 % interval "
+    "(paired t: the same seeds on both sides), and the same difference of the averaged model. One "
+    "interval in twenty leaves out 0 by chance."
+)
+
+
+def ablation_rows(results: Sequence[Result]) -> list[list[str]]:
+    """What choices do: runs in which they are as printed beside those in which they are as run."""
     rows = []
-    for result in (r for r in results if r.is_ablation and r.ends):
-        beside = [
-            r for r in results
-            if (r.preset, r.reduction, r.variant) == (result.preset, result.reduction, "as-run")
-        ]  # fmt: skip
-        seeds = [seed for seed in result.runs if beside and seed in beside[0].runs]
-        if not seeds:
-            continue
-        ours, theirs = (
-            100 * statistics.fmean(r.runs[seed][-1]["accuracy_after_gossip"] for seed in seeds)
-            for r in (beside[0], result)
-        )
-        words = result.variant.partition("-but-")[2]
-        count = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-        cells = (f"{ours:.2f}", f"{theirs:.2f}", f"{theirs - ours:+.2f}")
-        note = ", ".join(part for part in (count, result.mark) if part)
-        rows.append([result.preset.name, words, *cells, note])
+    for found in paired.ablations(results):
+        means = (f"{mean:.2f}" for mean in found.means)
+        differences = (str(found.gossiped), str(found.averaged), str(found.gossiped.seeds))
+        note = ", ".join(part for part in (found.gossiped.verdict, found.after.mark) if part)
+        rows.append([found.after.preset.name, found.words, *means, *differences, note])
     return rows
+
+
+def ablation_claims(results: Sequence[Result]) -> list[str]:
+    """What the table above says, in sentences, and no more than it says."""
+    lines, undecided = [], []
+    for found in paired.ablations(results):
+        told, preset = found.gossiped, found.after.preset
+        name = f"{preset.label}, {found.words} as printed"
+        if told.half is None:
+            continue
+        if not told.sign:
+            undecided.append(name)
+            continue
+        ends = sorted((abs(told.mean - told.half), abs(told.mean + told.half)))
+        way = "higher" if told.sign > 0 else "lower"
+        how = f"{abs(told.mean):.1f} points {way}, {ends[0]:.1f} to {ends[1]:.1f}"
+        lines.append(f"- {name}: {how} ({preset.group})")
+    if undecided:
+        lines.append(f"- Not told apart from no difference: {'; '.join(undecided)}")
+    return lines
+
+
+def order_rows(results: Sequence[Result]) -> list[list[str]]:
+    """Neighbours in the paper's order of the methods, and whether ours are told apart."""
+    rows = []
+    for group, pairs in paired.orders(results).items():
+        for pair in (pair for pair in pairs if pair.neighbours):
+            labels = (pair.lower.preset.label, pair.higher.preset.label)
+            ours = (str(pair.ours), str(pair.ours.seeds))
+            rows.append([group, *labels, f"{pair.paper:+.2f}", *ours, pair.verdict])
+    return rows
+
+
+def order_claims(results: Sequence[Result]) -> list[str]:
+    """How many of all pairs of methods are told apart."""
+    lines = []
+    for group, pairs in paired.orders(results).items():
+        signs = [pair.ours.sign for pair in pairs]
+        lines.append(
+            f"- {group}: of {len(pairs)} pairs of methods {signs.count(1)} stand in the paper's "
+            f"order, {signs.count(-1)} the other way round, {signs.count(0)} not told apart"
+        )
+    return lines
 
 
 def _title(result: Result) -> str:
@@ -318,11 +371,14 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         shown = {n: p for n, p in pictures.items() if n.partition("/")[0] == table}
         for name, path in shown.items():
             lines += [f"![{name}]({path})", ""]
-    if rows := ablations(found.results):
-        lines += ["### One choice as printed, the rest as run", ""]
-        lines += ["Accuracy after gossip, in percent: what a choice in which the printed paper and "
-                  "its authors' code differ does by itself.", ""]  # fmt: skip
+    if rows := order_rows(found.results):
+        lines += ["### Order of the methods", "", ORDER_TEXT, "", *_rows(ORDER, rows)]
+        lines += [*order_claims(found.results), ""]
+    if rows := ablation_rows(found.results):
+        lines += ["### Some choices as printed, the rest as run", "", ABLATION_TEXT, ""]
         lines += _rows(ABLATION, rows)
+        claims = ablation_claims(found.results)
+        lines += ["Outside their intervals:", "", *claims, ""] if claims else []
         lines += _commands([r for r in found.results if r.is_ablation])
     if found.refused:
         lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]
@@ -508,4 +564,18 @@ def as_json(found: Found) -> str:
             row |= {name: r.mean(name), f"{name}_std": r.std(name)}
             row[f"{name}_deviation"] = r.deviation(name)
         rows.append(row)
-    return json.dumps({"results": rows, "refused": list(found.refused)})
+    ablations = [
+        {
+            "name": a.after.preset.name,
+            "reduced": a.after.mark or None,
+            "as_printed": list(a.choices),
+            "also_as_printed": list(a.others),
+            "difference": a.gossiped.mean,
+            "interval": a.gossiped.half,
+            "difference_averaged": a.averaged.mean,
+            "interval_averaged": a.averaged.half,
+            "seeds": a.gossiped.seeds,
+        }
+        for a in paired.ablations(found.results)
+    ]
+    return json.dumps({"results": rows, "ablations": ablations, "refused": list(found.refused)})

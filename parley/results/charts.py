@@ -290,7 +290,7 @@ def agents_section(groups: Sequence[Group]) -> Section:
         # The same scale everywhere, or the eye compares what it should not.
         chart["y"] = {**y, "min": 0, "max": float(f"{top:.3g}")}
         chart["about"] = about({**chart, "y": {"name": "test accuracy", "unit": "%"}})
-    text = "Test accuracy of each agent's own model, %, over epochs; the whole test set for all."
+    text = "Test accuracy of each agent's own model, %, over epochs; the same test samples for all."
     return Section(name, title, text, charts, small=True)
 
 
@@ -357,7 +357,8 @@ def _confusion_chart(
         accuracy = float(confusion[which]["accuracy"])
     except (KeyError, TypeError, ValueError):
         return None
-    if counts.shape != (len(classes), len(classes)):
+    answers = [*classes, "none of these"]
+    if counts.shape not in ((len(classes), len(classes)), (len(classes), len(answers))):
         return None
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     title = f"{group.label}: {which} agent ({agent}), {accuracy:.1%}"
@@ -365,12 +366,12 @@ def _confusion_chart(
         "kind": "heat",
         "title": title,
         "about": f"Confusion matrix. {title} of the test samples right.",
-        "x": {"name": "taken for", "names": classes},
+        "x": {"name": "taken for", "names": answers[: counts.shape[1]]},
         "y": {"name": "class", "names": classes},
         "values": [[round(v, 1) for v in row] for row in shares.tolist()],
         "unit": "%",
         "max": 100,
-        "square": True,
+        "square": counts.shape[0] == counts.shape[1],
     }
 
 

@@ -162,6 +162,17 @@ def _results(groups: Sequence[Group]) -> str:
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     if unfinished:
         text += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not complete."
+    partial = [
+        f"{run.path} ({some} of {some + absent})"
+        for group in groups
+        for run in group.runs
+        if (absent := run.last.get("test_samples_absent")) and (some := run.last["test_samples"])
+    ]
+    if partial:
+        text += (
+            " Not comparable with the others, since hosts were absent with their test samples: "
+            f"{', '.join(partial)}."
+        )
     return (
         f'<section id="results"><h2>Results</h2><p class="faint">{escape(text)}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="Results"><table><thead><tr>'

@@ -1,6 +1,9 @@
 """One run, one folder: the experiment, its records as they come, its checkpoints, its summary.
 
 experiment.toml     the full experiment
+graph.txt           its graph, where it came from a file or from Python; likewise
+partition.json      who holds what, and
+links.toml          the simulated network (`parley.enclosed`)
 environment.json    versions and machine
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
@@ -16,12 +19,13 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from parley.enclosed import FIELDS
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.files import is_partial, write_atomically
@@ -57,13 +61,22 @@ class RunFolder:
             return None
         return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
 
-    def check(self, experiment: Experiment, resume: bool) -> None:
-        """Refuses a folder that this experiment may not be written to; changes nothing."""
+    def check(
+        self, experiment: Experiment, resume: bool, files: Mapping[str, str] | None = None
+    ) -> None:
+        """Refuses a folder that this experiment may not be written to; changes nothing.
+
+        `files` are those that the experiment names, as `parley.enclosed` has them.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
         other = self.experiment()
         if other is not None:
             differing = experiment.same_as(other)
+            for name, text in (files or {}).items():
+                path = self.path / name
+                if path.is_file() and path.read_text(encoding="utf-8") != text:
+                    differing.append(FIELDS[name])
             if differing:
                 raise ParleyError(
                     f"out: {str(self.path)!r} holds another experiment "
@@ -85,19 +98,22 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             mark.touch()
 
-    def create(self, experiment: Experiment) -> None:
+    def create(self, experiment: Experiment, files: Mapping[str, str] | None = None) -> None:
         """Writes down what is run here, unless that was done before."""
-        if (self.path / EXPERIMENT).is_file():
-            return
+        about = json.dumps(environment(), indent=2) + "\n"
+        texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / EXPERIMENT, experiment.to_toml())
-            write_atomically(self.path / ENVIRONMENT, json.dumps(environment(), indent=2) + "\n")
+            for name, text in texts.items():
+                if not (self.path / name).is_file():
+                    write_atomically(self.path / name, text)
 
-    def open(self, experiment: Experiment, resume: bool) -> None:
+    def open(
+        self, experiment: Experiment, resume: bool, files: Mapping[str, str] | None = None
+    ) -> None:
         """Makes the folder, or checks that it holds this very experiment."""
-        self.check(experiment, resume)
-        self.create(experiment)
+        self.check(experiment, resume, files)
+        self.create(experiment, files)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ import re
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.progress import TaskID
@@ -24,8 +24,9 @@ from parley import algorithms
 from parley.cluster import launch
 from parley.cluster.worker import Watcher
 from parley.compute.threads import usable_cores
+from parley.enclosed import enclosed
 from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
+from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
 from parley.results.draw import curves_picture
 from parley.store.folder import EXPERIMENT, RunFolder
@@ -41,25 +42,58 @@ PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 """The six methods of the NGC paper's tables."""
 
 
-def parse_algorithms(specs: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Algorithms as `Experiment.of` takes them, from ``dpsgd,ngc:alpha=0:momentum=0.9,ngc``.
+@dataclass(frozen=True)
+class Method:
+    """An algorithm to compare, with what is written behind its name."""
 
-    `options` go to every algorithm that has them; those written behind a name win.
+    name: str
+    settings: dict[str, str]
+    """Hyper-parameters and any other fields of an experiment; they win over what is common."""
 
-    >>> parse_algorithms("dpsgd,ngc:alpha=0", {"momentum": 0.9, "alpha": 0.5})
-    [{'name': 'dpsgd', 'momentum': 0.9}, {'name': 'ngc', 'momentum': 0.9, 'alpha': '0'}]
+    @property
+    def key(self) -> str:
+        """What its tuned settings are filed under: what it is, but for what tuning may set."""
+        kept = sorted((k, v) for k, v in self.settings.items() if k not in TUNABLE)
+        return ":".join([self.name, *(f"{k}={v}" for k, v in kept)])
+
+    def experiment(self, common: Mapping[str, Any]) -> Experiment:
+        """With these options, of which those that the algorithm lacks are left out.
+
+        >>> [ngc] = parse_algorithms("ngc:lr=0.01:alpha=0")
+        >>> made = ngc.experiment({"lr": 0.2, "batch": 16, "alpha": 0.5, "codec": "sign"})
+        >>> made.lr, made.batch, made.algorithm.alpha
+        (0.01, 16, 0.0)
+        """
+        return Experiment.of(**on_top(common, {"algorithm": {"name": self.name, **self.settings}}))
+
+
+TUNABLE = ("lr", "gamma")
+"""What tuning may set."""
+
+
+def parse_algorithms(specs: str) -> list[Method]:
+    """What to compare, from ``dpsgd,ngc:alpha=0:lr=0.01,ngc``; ``all`` stands for every algorithm.
+
+    >>> parse_algorithms("choco:codec=topk:0.01,dpsgd:topology=circulant:1,5")[1]
+    Method(name='dpsgd', settings={'topology': 'circulant:1,5'})
     """
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
-    for spec in (s.strip() for s in names.split(",") if s.strip()):
+    # A comma may be a value's own, as in circulant:1,5: what follows is then no algorithm's name.
+    for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
         # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
-        known = algorithms.find(name)
-        fitting = {k: v for k, v in options.items() if k in known.options()}
-        chosen.append({"name": name, **fitting, **dict(pairs)})
+        written = [key.strip().replace("-", "_") for key, _ in pairs]
+        for key in written:
+            if written.count(key) > 1:
+                raise BadValue("algorithms", spec, "each option once", f"{key} is given twice")
+            if key in ("name", "algorithm"):
+                raise BadValue("algorithms", spec, "the algorithm's name first, without a key")
+        values = [value.strip() for _, value in pairs]
+        chosen.append(Method(name, dict(zip(written, values, strict=True))))
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
     return chosen
@@ -98,11 +132,18 @@ class Job:
 
 
 def jobs(
-    experiments: Sequence[Experiment], seeds: int, out: Path, log: tuple[str, ...] = ()
+    experiments: Sequence[Experiment],
+    seeds: int,
+    out: Path,
+    log: tuple[str, ...] = (),
+    names: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Every experiment with so many seeds, each with a folder of its own."""
+    """Every experiment with so many seeds, each with a folder of its own.
+
+    `names` are their labels, where those are not to follow from the experiments.
+    """
     made = []
-    for label, experiment in zip(labels(experiments), experiments, strict=True):
+    for label, experiment in zip(names or labels(experiments), experiments, strict=True):
         name = slug(label)
         for seed in range(experiment.seed, experiment.seed + seeds):
             where = out / name / f"seed-{seed}"
@@ -120,14 +161,23 @@ def slug(label: str) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A name for each; those that share one are told apart by the options in which they differ.
+    """A name for each: its algorithm, and in what it differs from the first, which the title of a
+    table describes, or from others of the same algorithm.
 
     >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
     ['NGC', 'NGC momentum=0.9']
+    >>> labels([Experiment.of(algorithm=a, lr=lr) for a, lr in [("ngc", 0.1), ("dpsgd", 0.01)]])
+    ['NGC', 'D-PSGD lr=0.01']
     """
+    alike: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        alike.setdefault(experiment.algorithm.label, []).append(experiment)
     taken: dict[str, Experiment] = {}
     for experiment in experiments:
         label, algorithm = experiment.algorithm.label, experiment.algorithm
+        others = [experiments[0], *alike[label]]
+        for name in differing([experiment, *others]):
+            label += f" {name}={getattr(experiment, name)}"
         if label in taken:
             first = taken[label].algorithm.settings()
             mine = algorithm.settings()
@@ -136,6 +186,27 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
             raise BadValue("algorithms", label, "each only once", "it is given twice")
         taken[label] = experiment
     return list(taken)
+
+
+def differing(experiments: Sequence[Experiment]) -> list[str]:
+    """The fields, beside the algorithm's, in which these are not all the same."""
+    fields = [name for name in Experiment.model_fields if name != "algorithm"]
+    first = experiments[0]
+    return [f for f in fields if any(getattr(e, f) != getattr(first, f) for e in experiments)]
+
+
+def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
+    """What the first of them is; rows name what is different in them."""
+    first = experiments[0]
+    shown = {"data", "agents", "topology", "epochs"}
+    said = [first.data, f"{first.agents} agents", first.topology, *more]
+    said.append(f"{first.epochs} epoch{'s' * (first.epochs > 1)}")
+    said += [
+        f"{name} {getattr(first, name)}"
+        for name in differing(experiments)
+        if name not in shown and getattr(first, name) not in more
+    ]
+    return ", ".join([*said, f"{seeds} seed{'s' * (seeds > 1)}"])
 
 
 def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
@@ -148,14 +219,18 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
-            RunFolder(job.out).open(job.experiment, resume)
+            kept = enclosed(job.experiment, run.topology_of(job.experiment))
+            RunFolder(job.out).check(kept.experiment, resume, kept.files)
     settings = {(job.label, job.experiment.partition): job.experiment for job in todo}
     for experiment in settings.values():
-        experiment.algorithm.check(run.topology_of(experiment))
-    problem = run.problem(todo[0].experiment)
-    Run(todo[0].experiment, problem, Local(spread(problem.topology, 1)))
-    if problem.note:
-        console.print(f"note: {problem.note}", highlight=False)
+        check_graph(experiment)
+    notes: dict[str, None] = {}
+    for experiment in {_problem_of(job.experiment): job.experiment for job in todo}.values():
+        problem = run.problem(experiment)
+        Run(experiment, problem, Local(spread(problem.topology, 1)))
+        notes[problem.note] = None
+    for note in filter(None, notes):
+        console.print(f"note: {note}", highlight=False)
 
     pending = [job for job in todo if not job.is_done]
     if parallel == 1 or len(pending) <= 1:
@@ -163,6 +238,35 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
     else:
         parallel = min(parallel, len(pending))
         _side_by_side([job.on_a_share(parallel) for job in pending], parallel, resume)
+
+
+def _problem_of(experiment: Experiment) -> str:
+    """What of an experiment decides on its data, its network and its graph."""
+    apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
+    return experiment.model_dump_json(exclude=apart)
+
+
+REMEDIES = {
+    "topology": ["topology=chain", "topology=ring", "topology=full"],
+    "weights": ["weights=metropolis", "weights=sinkhorn", "weights=push", "topology=ring"],
+}
+"""For a field that an algorithm refuses, what may be written behind its name."""
+
+
+def check_graph(experiment: Experiment) -> None:
+    """Refuses a graph that the algorithm cannot use, and says how to give it another."""
+    try:
+        experiment.algorithm.check(run.topology_of(experiment))
+    except BadValue as error:
+        for remedy in REMEDIES.get(error.field, []):
+            name, _, value = remedy.partition("=")
+            with suppress(BadValue):
+                other = experiment.replace(**{name: value})
+                other.algorithm.check(run.topology_of(other))
+                raise ParleyError(
+                    f"{error}; for it alone: {other.algorithm.name}:{remedy}"
+                ) from None
+        raise
 
 
 def _execute(job: Job, resume: bool, watch: Watcher) -> None:
@@ -336,7 +440,8 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         ends = [RunFolder(job.out).records()[-1] for job in runs]
         first = runs[0].experiment
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
-        row |= {"agents": first.agents, "epochs": first.epochs, "seeds": len(runs)}
+        row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
+        row |= {"epochs": first.epochs, "seeds": len(runs)}
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
             values = [end[key] for end in ends]
@@ -373,7 +478,9 @@ def table(made: Sequence[dict[str, Any]]) -> Table:
     """The rows for a terminal."""
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
     for heading in _headings(made):
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        # What differs in a row may be long, figures are not.
+        justify: Literal["right", "left"] = "right" if heading else "left"
+        shown.add_column(heading, justify=justify, no_wrap=bool(heading), overflow="fold")
     for row in made:
         shown.add_row(*_cells(row))
     return shown

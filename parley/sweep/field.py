@@ -37,12 +37,17 @@ def fitting(experiment: Experiment) -> Experiment:
     return experiment
 
 
-def jobs(by_partition: Mapping[str, Sequence[Experiment]], seeds: int, out: Path) -> list[Job]:
-    """All runs, in a folder for each partition."""
+def jobs(
+    by_partition: Mapping[str, Sequence[Experiment]],
+    seeds: int,
+    out: Path,
+    names: Sequence[str] | None = None,
+) -> list[Job]:
+    """All runs, in a folder for each partition; `names` as for `compare.jobs`."""
     return [
         Job(job.label, job.experiment, job.out, may_diverge=True)
         for partition, experiments in by_partition.items()
-        for job in comparison.jobs(experiments, seeds, out / slug(partition))
+        for job in comparison.jobs(experiments, seeds, out / slug(partition), names=names)
     ]
 
 

@@ -6,7 +6,7 @@ is compared is the averaged model's accuracy on a share of the training samples 
 the test set plays no part.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rich.table import Table
 
 from parley.algorithms import Algorithm
 from parley.errors import BadValue
-from parley.experiment import Experiment, read_toml
+from parley.experiment import Experiment, anchored, read_toml
 from parley.files import write_atomically
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
@@ -37,6 +37,8 @@ class Trial:
     """One point of a method's search."""
 
     label: str
+    key: str
+    """What the method's settings are filed under, as `compare.Method.key` says it."""
     number: int
     settings: dict[str, float]
     """What is tried."""
@@ -67,7 +69,8 @@ def points(trials: int, seed: int) -> list[tuple[float, float]]:
 def settings_of(
     algorithm: Algorithm, at: tuple[float, float], rates: tuple[float, float] = RATES
 ) -> dict[str, float]:
-    """What a method tries at a point: a learning rate, and γ where its default is below 1.
+    """What a method tries at a point: a learning rate, and γ where its default is below 1 and none
+    was given.
 
     >>> from parley.algorithms import DPSGD
     >>> settings_of(DPSGD(), (0.5, 0.5))
@@ -75,7 +78,7 @@ def settings_of(
     """
     chosen = {"lr": _between(*rates, at[0])}
     gamma = algorithm.settings().get("gamma", 1.0)
-    if gamma < 1:
+    if gamma < 1 and "gamma" not in algorithm.settings(given=True):
         field = algorithm.kind.options()["gamma"]
         limits = [limit for m in field.metadata if (limit := getattr(m, "le", None)) is not None]
         chosen["gamma"] = _between(gamma / SPAN, min([gamma * SPAN, *limits]), at[1])
@@ -88,13 +91,22 @@ def _between(low: float, high: float, share: float) -> float:
 
 
 def plan(
-    experiments: Sequence[Experiment], trials: int, out: Path, rates: tuple[float, float] = RATES
+    experiments: Sequence[Experiment],
+    trials: int,
+    out: Path,
+    rates: tuple[float, float] = RATES,
+    keys: Sequence[str] | None = None,
 ) -> list[Trial]:
-    """All trials of all methods, each with a folder of its own."""
+    """All trials of all methods, each with a folder of its own.
+
+    `keys` are what their settings are filed under (default: the algorithms' names).
+    """
+    keys = keys or [experiment.algorithm.name for experiment in experiments]
     if not 0 < rates[0] < rates[1]:
         raise BadValue("rates", rates, "two numbers above 0, the smaller one first")
     made = []
-    for label, experiment in zip(comparison.labels(experiments), experiments, strict=True):
+    named = zip(comparison.labels(experiments), keys, experiments, strict=True)
+    for label, key, experiment in named:
         share = experiment.validation or VALIDATION
         for number, at in enumerate(points(trials, experiment.seed)):
             chosen = settings_of(experiment.algorithm, at, rates)
@@ -103,7 +115,7 @@ def plan(
             tried = experiment.replace(**chosen, **measured, evaluate_every=experiment.epochs)
             place = out / slug(experiment.partition) / slug(label) / f"trial-{number}"
             job = Job(label, tried, place, may_diverge=True)
-            made.append(Trial(label, number, chosen, experiment.replace(**chosen), job))
+            made.append(Trial(label, key, number, chosen, experiment.replace(**chosen), job))
     return made
 
 
@@ -117,11 +129,9 @@ def winners(done: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
     best: dict[str, dict[str, Trial]] = {}
     for trial in done:
         if trial.job.failure is None:
-            experiment = trial.job.experiment
-            of = best.setdefault(experiment.partition, {})
-            name = experiment.algorithm.name
-            if name not in of or trial.score > of[name].score:
-                of[name] = trial
+            of = best.setdefault(trial.job.experiment.partition, {})
+            if trial.key not in of or trial.score > of[trial.key].score:
+                of[trial.key] = trial
     return best
 
 
@@ -130,10 +140,12 @@ def write(done: Sequence[Trial], out: Path) -> Path:
     best = winners(done)
     chosen: dict[str, Any] = {}
     for partition, of in best.items():
-        for name, trial in of.items():
-            chosen.setdefault(partition, {})[name] = trial.settings
-            path = out / slug(partition) / f"{slug(name)}.toml"
-            write_atomically(path, trial.experiment.to_toml())
+        for key, trial in of.items():
+            chosen.setdefault(partition, {})[key] = trial.settings
+            path = out / slug(partition) / f"{slug(key)}.toml"
+            # Its paths are from here, and those of a TOML file from where that lies.
+            whole = anchored(trial.experiment.model_dump(), Path.cwd())
+            write_atomically(path, trial.experiment.model_copy(update=whole).to_toml())
     write_atomically(out / TUNED, tomli_w.dumps(chosen))
     write_atomically(out / "table.md", markdown(done))
     return out / TUNED
@@ -155,17 +167,23 @@ def read(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def tuned(
-    experiment: Experiment, found: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    experiment: Experiment,
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    key: str | None = None,
+    fixed: Collection[str] = (),
 ) -> Experiment:
-    """The experiment with the settings that were found for its method and partition."""
-    name = experiment.algorithm.name
+    """The experiment with the settings that were found for its method and partition.
+
+    `key` is what they are filed under (default: its algorithm's name); `fixed` ones stay.
+    """
+    name = key or experiment.algorithm.name
     of = found.get(experiment.partition)
     if of is None:
         raise BadValue("partition", experiment.partition, ", ".join(found), "it was not tuned")
-    if name not in of:
-        because = f"it has no settings that did not diverge for {experiment.partition}"
+    if name not in of and "lr" not in fixed:
+        because = f"it was not tuned for {experiment.partition}, or always diverged"
         raise BadValue("algorithms", name, ", ".join(of), because)
-    return experiment.replace(**of[name])
+    return experiment.replace(**{k: v for k, v in of.get(name, {}).items() if k not in fixed})
 
 
 HEADINGS = ("", "partition", "lr", "γ", "validation, %", "trials", "diverged")

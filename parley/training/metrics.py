@@ -29,17 +29,27 @@ class TestSet:
         device = engine.task.start().device
         self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
         self.targets = samples.targets.to(device)
+        self.count = len(samples)
+        """Samples on which every model is tested."""
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy of a model that every process knows."""
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
-        """How many samples of each class (row) the model takes for each (column)."""
+        """How many samples of each class (row) the model takes for each (column).
+
+        A model with more outputs than there are classes has one more column, for all the others.
+        """
+        columns = self.columns(classes)
         parts = self.inputs.split(chunk)
         answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
-        cells = self.targets * classes + answers
-        return torch.bincount(cells, minlength=classes**2).view(classes, classes)
+        cells = self.targets * columns + answers.clamp(max=columns - 1)
+        return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
+
+    def columns(self, classes: int) -> int:
+        """Of the confusion."""
+        return classes + (self.engine.task.scores > classes)
 
     def scores(self, x_AD: Tensor) -> Tensor:
         """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
@@ -56,9 +66,10 @@ class OwnTestSets(TestSet):
         self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
     ) -> None:
         super().__init__(samples, transform, engine, transport)
-        self.count = float(transport.sum(torch.tensor(float(len(samples)), dtype=torch.float64)))
+        self.count = int(transport.sum(torch.tensor(len(samples))))
         if not self.count:
-            raise BadValue("data", "own", "a test split at one agent at least", "there is none")
+            valid = "a test split at one agent at least of those that are present"
+            raise BadValue("data", "own", valid, "there is none")
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy on the samples of all."""
@@ -76,7 +87,7 @@ class OwnTestSets(TestSet):
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
         """How many samples of each class, of all agents, the model takes for each."""
-        cells = torch.zeros(classes, classes, dtype=torch.int64)
+        cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
             cells = super().confusion(x_D, classes, chunk).cpu()
         return self.transport.sum(cells)

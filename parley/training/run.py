@@ -21,7 +21,7 @@ from parley import data, models
 from parley import graphs as topologies
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
-from parley.compute.task import Loss, Task, cross_entropy
+from parley.compute.task import TRIED, Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
@@ -106,14 +106,14 @@ def problem(
     if experiment.data == OWN:
         return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
     source = data.load(experiment.data, experiment.data_root, options, tokenizer)
-    if experiment.fraction < 1:
-        share = data.share_of(source.train, experiment.fraction, experiment.seed)
-        source = replace(source, train=share)
-    if experiment.validation:
-        left, held = data.hold_out(source.train, experiment.validation, experiment.seed)
-        source = replace(source, train=left, test=held)
-    if experiment.test_fraction < 1:
-        source = replace(source, test=data.share_of(source.test, experiment.test_fraction, seed=0))
+    fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
+    targets = source.train.targets
+    used = data.share_of(targets, fraction, seed)
+    if validation:
+        left, held = data.hold_out(targets[used], validation, seed)
+        source = replace(source, test=source.train.take(used[held]))
+        used = used[left]
+    source = replace(source, test=share_of_test(source.test, experiment))
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
@@ -122,11 +122,12 @@ def problem(
     if places is not None:
         like, root = experiment.data, experiment.data_root
         found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
-        samples = found.samples
+        # Nobody trains on the common samples, be they held out or not.
+        samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
-        labels = source.train.targets.numpy()
-        partitions.check_labels(labels, classes)
-        split = partitions.partition(experiment.partition, labels, topology, experiment.seed)
+        labels = targets.numpy()
+        partitions.check_labels(labels[used], classes)
+        split = partitions.partition(experiment.partition, labels, topology, seed, used)
         samples = [source.train.take(split.indices[agent]) for agent in hosted]
         note = split.note
     return Problem(
@@ -140,6 +141,13 @@ def problem(
         note=note,
         data_are_own=places is not None,
     )
+
+
+def share_of_test(test: Samples, experiment: Experiment) -> Samples:
+    """The same samples for every seed."""
+    if experiment.test_fraction == 1 or not len(test):
+        return test
+    return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
 
 
 OWN = "own"
@@ -160,9 +168,9 @@ def _own_problem(
         raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
     root, options = experiment.data_root, experiment.data_options
     found = own.load(places, hosted, None, "", root, options, tokenizer)
-    samples = found.samples
-    if experiment.fraction < 1:
-        samples = [data.share_of(s, experiment.fraction, experiment.seed) for s in samples]
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = data.cut_own(found.samples, found.test, fraction, validation, experiment.seed)
+    test = share_of_test(test, experiment)
     if build is None:
         models.check_inputs(experiment.model, samples[0].inputs)
     shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
@@ -171,7 +179,7 @@ def _own_problem(
         topology=topology,
         model=build,
         samples=samples,
-        test=found.test,
+        test=test,
         transform=Transform(),
         class_names=names,
         loss=loss,
@@ -224,7 +232,7 @@ class Losses(NamedTuple):
     """Of the hosted agents that took a step."""
 
     total: float
-    count: int
+    agents: int
 
 
 def device_of(name: str) -> torch.device:
@@ -248,7 +256,9 @@ class Run:
         transport: Transport,
         task: Task | None = None,
         steps_per_epoch: int | None = None,
+        test_samples: int | None = None,
     ) -> None:
+        """Where some agents are absent, the last two are what they are with all of them."""
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
@@ -274,6 +284,8 @@ class Run:
         self.hood = Neighbourhood(transport, self.engine)
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
+        self.test_samples_absent = (test_samples or self.test.count) - self.test.count
+        """Test samples that have gone with their hosts."""
         if steps_per_epoch is None:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
             steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
@@ -321,21 +333,19 @@ class Run:
         return min(threads, len(placement.agents))
 
     def _try_model(self, problem: Problem) -> None:
-        """Finds out on one sample whether model and data fit, before anything is written."""
-        classes, device = len(problem.class_names), self.task.start().device
-        one = (problem.test if len(problem.test) else problem.samples[0]).take([0])
-        inputs = problem.transform.normalise(one.inputs, self.task.dtype).to(device)
-        last = torch.full_like(one.targets, classes - 1).to(device)
-        try:
-            self.task.loss(self.task.predict(self.task.start(), inputs), last)
-        except Exception as error:  # whatever the model and the loss may raise
-            shape = list(inputs.shape[1:])
-            raise BadValue(
-                "model",
-                self.experiment.model,
-                f"a model that takes inputs of shape {shape} and gives {classes} scores",
-                (str(error).splitlines() or [type(error).__name__])[0],
-            ) from error
+        """Finds out on a few samples whether model, loss and data fit, before anything is
+        written."""
+        names = [f"agent {number}" for number in self.transport.placement.hosted]
+        held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
+        for name, samples in held:
+            if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
+                raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
+        some = problem.test if len(problem.test) else problem.samples[0]
+        few = some.take([i % len(some) for i in range(TRIED)])
+        device = self.task.start().device
+        inputs = problem.transform.normalise(few.inputs, self.task.dtype).to(device)
+        classes = len(problem.class_names)
+        self.task.fit(self.experiment.model, inputs, few.targets.to(device), classes)
 
     @property
     def steps(self) -> int:
@@ -372,7 +382,7 @@ class Run:
                 self.state, *found = self.algorithm.step(self.state, hood, batch, lr)
                 losses = self._checked_losses(*found)
                 self.losses.append(losses)
-                self._loss = losses.total / losses.count if losses.count else self._loss
+                self._loss = losses.total / losses.agents if losses.agents else self._loss
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
@@ -435,7 +445,10 @@ class Run:
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
         # Some agents rest in some steps, and one that has just come has made none of this epoch.
-        here = [sum(losses.total for losses in self.losses), sum(n.count for n in self.losses)]
+        here = [
+            sum(losses.total for losses in self.losses),
+            sum(losses.agents for losses in self.losses),
+        ]
         trained = transport.sum(torch.tensor(here, dtype=torch.float64))
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
@@ -443,6 +456,7 @@ class Run:
             "epoch": self.epoch,
             "step": self.epoch * self.steps_per_epoch,
             "lr": lr,
+            "test_samples": self.test.count,
             "loss": mean.loss,
             "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
@@ -458,6 +472,8 @@ class Run:
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
+        if self.test_samples_absent:
+            record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
             samples_before = self.engine.samples
             batch = self.batches.at(self.epoch * self.steps_per_epoch)

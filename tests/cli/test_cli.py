@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -143,7 +144,7 @@ def records(out):
         ("compare --algorithms ,", "algorithms: ',' is not valid; valid: at least one of dpsgd"),
         ("compare --algorithms ngc,ngc:alpha=1", "algorithms: 'NGC' is not valid (it is given twi"),
         ("compare --algorithm ngc --algorithms ngc", "algorithm: 'ngc' is not valid; valid: eithe"),
-        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid; valid: an option of one"),
+        ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid (none of dpsgd has"),
         ("compare --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
         ("compare --out apart.txt", "out: 'apart.txt' is not valid (it is a file); valid: a fold"),
         ("compare --out .", "out: '.' is not valid (it is not empty; --resume goes on with a com"),
@@ -249,7 +250,9 @@ def test_an_experiment_file_gives_the_same_run_and_flags_win(command):
         algorithm="compngc", alpha=0.25, lr=0.4, model="logistic", agents=3, epochs=1, batch=400,
         gossip_rounds=0,
     )  # fmt: skip
-    assert command("train first/experiment.toml --variant as-printed --epochs 1 --out fourth")
+    assert (
+        command("train first/experiment.toml --variant as-printed --epochs 1 --out fourth")[0] == 0
+    )
     fourth = Experiment.from_toml(Path("fourth/experiment.toml").read_text())
     assert fourth.algorithm == parley.CGA(momentum=0.9)
 
@@ -261,6 +264,18 @@ def test_a_folder_is_never_overwritten(command, fails):
         "train", SMALL, "--out run --lr 0.7 --resume"
     )
     assert "is not empty" in fails("compare", SMALL, "--out run")
+
+
+def test_a_summary_on_a_part_of_the_test_samples_says_so(command):
+    _, out, _ = command("train", SMALL, "--out run")
+    assert "tested on" not in out
+    records = Path("run/records.jsonl")
+    first, last = records.read_text().splitlines()
+    assert json.loads(last)["test_samples"] == 360
+    changed = json.loads(last) | {"test_samples": 240, "test_samples_absent": 120}
+    records.write_text(f"{first}\n{json.dumps(changed)}\n")
+    _, out, _ = command("train", SMALL, "--out run --resume")
+    assert "240 of 360 samples" in out
 
 
 def test_without_a_folder_a_new_one_is_made(command):
@@ -292,7 +307,9 @@ def test_help_teaches(command):
         assert code == 0 and all(name in out for name in ("train", "compare", "demo", "topology"))
     code, out, _ = command("train --help")
     assert code == 0
-    for flag in (*Experiment.model_fields, *ALGORITHMS["compngc"].model_fields, "variant"):
+    assert "--from-python" not in out
+    fields = [name for name in Experiment.model_fields if name != "from_python"]
+    for flag in (*fields, *ALGORITHMS["compngc"].options(), "variant"):
         assert (
             f"--{flag.removesuffix('s') if flag.endswith('_options') else flag}".replace("_", "-")
             in out
@@ -305,6 +322,56 @@ def test_help_teaches(command):
     assert command("--version") == (0, f"{parley.__version__}\n", "")
 
 
+def shown_help(command_, name):
+    """The help of every flag of a command, in one line each."""
+    code, out, _ = command_(f"{name} --help")
+    assert code == 0
+    flags: dict[str, str] = {}
+    for line in out.splitlines():
+        if found := re.match(r"│ +--([a-z-]+)", line):
+            flag = found[1]
+        if line.startswith("│") and (flags or found):
+            flags[flag] = f"{flags.get(flag, '')} {line.strip('│').strip()}"
+    return {flag: " ".join(words.split()) for flag, words in flags.items()}
+
+
+@pytest.mark.parametrize("name", ["train", "compare", "tune"])
+def test_help_shows_the_default_of_every_algorithm(command, name):
+    """Read back: what the help says of each algorithm is what its class has."""
+    flags = shown_help(command, name)
+    options = {option for a in ALGORITHMS.values() for option in a.options()}
+    for option in options:
+        words = flags[option.replace("_", "-")]
+        found = re.search(r"\(default: ([^)]*)\)", words)
+        assert found, words
+        usual, *others = found[1].split("; ")
+        own = {
+            key: value
+            for value, _, keys in (other.partition(" for ") for other in others)
+            for key in keys.split(", ")
+        }
+        only = re.search(r"Only ([^.]*)\.$", words)
+        lacking = re.search(r"Not ([^.]*)\.$", words)
+        for key, algorithm in ALGORITHMS.items():
+            has = key in only[1].split(", ") if only else True
+            has = has and not (lacking and key in lacking[1].split(", "))
+            assert has == (option in algorithm.options()), (option, key)
+            if has:
+                default = str(algorithm.options()[option].default).lower()
+                assert own.get(key, usual) == (default or "none"), (option, key)
+
+
+def test_help_shows_the_default_of_every_field(command):
+    flags = shown_help(command, "train")
+    for field, about in Experiment.model_fields.items():
+        if isinstance(about.default, (int, float, str)) and field != "workers":
+            words = flags[field.replace("_", "-")]
+            assert f"(default: {str(about.default).lower() or 'none'})" in words, words
+    tune = shown_help(command, "tune")
+    assert "(default: 0.2)" in tune["validation"] and "default" not in tune["lr"]
+    assert "default" not in shown_help(command, "compare")["algorithm"]
+
+
 def test_algorithms(command):
     code, out, _ = command("algorithms")
     assert code == 0 and all(name in out for name in ALGORITHMS)
@@ -313,7 +380,7 @@ def test_algorithms(command):
     assert "gradient_at = own, as run mixed" in out and "qp_floor" not in out
     assert json.loads(command("algorithms --json")[1]).keys() == ALGORITHMS.keys()
     defaults = json.loads(command("algorithms dpsgd --json")[1])
-    assert defaults == {"dpsgd": parley.DPSGD().model_dump()}
+    assert defaults == {"dpsgd": parley.DPSGD().settings()}
 
 
 def test_topology(command):

@@ -84,6 +84,9 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> 
     seen = len(hosts.records())
     hosts.until(lambda: len(hosts.records()) >= seen + 2)
     assert hosts.records()[-1]["accuracy_agents"][4:] == [None, None]
+    # Every host has all test samples: what is measured stays comparable.
+    assert {r["test_samples"] for r in hosts.records()} == {360}
+    assert not any("test_samples_absent" in r for r in hosts.records())
     if disk == "lost":
         shutil.rmtree(hosts.out(2))
     hosts.start(2, resume=True)
@@ -94,6 +97,31 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> 
     assert "note: worker 2 has gone" in hosts.err(1)
     assert "note: worker 2 is back with agents 4, 5" in hosts.err(1)
     assert None not in hosts.records()[-1]["accuracy_agents"]
+
+
+def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -> None:
+    """Ten at each agent: sixty, then forty while a host is away, then sixty again."""
+    hosts = Hosts(tmp_path, 3, odd=dict.fromkeys(range(3), "own test"), **RUN)
+    try:
+        hosts.until(lambda: len(hosts.records()) >= 1)
+        hosts.kill(2)
+        hosts.until(lambda: any("test_samples_absent" in r for r in hosts.records()))
+        hosts.start(2, resume=True)
+        hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
+        hosts.hurry()
+        in_agreement(hosts, [0, 1, 2], RUN["epochs"])
+        seen = [(r["test_samples"], r.get("test_samples_absent")) for r in hosts.records()]
+        assert list(dict.fromkeys(seen)) == [(60, None), (40, 20)]
+        assert seen[0] == seen[-1] == (60, None)
+        for rank in (0, 1):
+            assert hosts.err(rank).count("test samples") == 2
+            assert (
+                "note: tested on 40 of 60 test samples; the others have gone with their hosts\n"
+                in hosts.err(rank)
+            )
+            assert "note: tested on 60 of 60 test samples again\n" in hosts.err(rank)
+    finally:
+        hosts.end()
 
 
 @pytest.mark.parametrize("hosts", [{"algorithm": "beer"}], indirect=True)

@@ -1,16 +1,20 @@
 import itertools
 import json
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parley import Experiment, data
 from parley.data import partition as module
 from parley.data.partition import check_labels, folders, holdings, parse, partition
 from parley.errors import BadValue
 from parley.graphs import Topology, circulant, from_graph, full, ring, star
+from parley.training.run import problem
 
 BALANCED = np.repeat(np.arange(10), 40)
 
@@ -283,6 +287,54 @@ def test_file(tmp_path):
     path.write_text(json.dumps(["hospital-a", "hospital-b"]))
     assert folders(f"file:{path}") == ["hospital-a", "hospital-b"]
     assert folders("iid") is None
+
+
+class TestUsedSamples:
+    """Indices are the dataset's own, whatever fraction and validation leave of it."""
+
+    def written(self, tmp_path: Path) -> tuple[str, list[list[int]]]:
+        """Every third sample of the digits to each of three agents, but for the last 100."""
+        train = data.load("digits").train
+        parts = [list(range(agent, len(train) - 100, 3)) for agent in range(3)]
+        path = tmp_path / "parts.json"
+        path.write_text(json.dumps(parts))
+        return f"file:{path}", parts
+
+    @pytest.mark.parametrize(
+        "cut", [{}, {"fraction": 0.3}, {"validation": 0.2}, {"fraction": 0.5, "validation": 0.2}]
+    )
+    def test_an_agent_trains_on_nothing_but_what_the_file_gives_it(self, tmp_path, cut):
+        spec, parts = self.written(tmp_path)
+        found = problem(Experiment.of(agents=3, partition=spec, **cut))
+        train = data.load("digits").train
+        whole = [train.take(part) for part in parts]
+        share = cut.get("fraction", 1) * (1 - cut.get("validation", 0))
+        for mine, listed in zip(found.samples, whole, strict=True):
+            allowed = {tuple(x.flatten().tolist()) for x in listed.inputs}
+            assert all(tuple(x.flatten().tolist()) in allowed for x in mine.inputs)
+            assert len(mine) == pytest.approx(share * len(listed), rel=0.15)
+
+    def test_the_held_out_samples_do_not_depend_on_the_partition(self, tmp_path):
+        spec, _ = self.written(tmp_path)
+        tests = [
+            problem(Experiment.of(agents=3, partition=p, fraction=0.5, validation=0.2)).test
+            for p in (spec, "iid", "skew:1")
+        ]
+        assert all(torch.equal(tests[0].inputs, other.inputs) for other in tests[1:])
+
+    def test_other_partitions_deal_out_what_is_used(self):
+        labels = np.arange(60) % 3
+        used = np.flatnonzero(np.arange(60) % 2)
+        for spec in ("iid", "skew:1", "dirichlet:1", "classes:2"):
+            cut = partition(spec, labels[used], ring(3), 0).indices
+            found = partition(spec, labels, ring(3), 0, used).indices
+            assert [part.tolist() for part in found] == [used[part].tolist() for part in cut]
+
+    def test_an_agent_left_with_nothing_is_named(self, tmp_path):
+        path = tmp_path / "parts.json"
+        path.write_text("[[0], [1, 2]]")
+        with pytest.raises(BadValue, match=r"leave agent 0 none of its samples\); valid: a larger"):
+            partition(f"file:{path}", np.zeros(3, dtype=int), ring(2), 0, np.array([1, 2]))
 
 
 @pytest.mark.parametrize(

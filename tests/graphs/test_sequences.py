@@ -277,7 +277,7 @@ def test_step_k_uses_the_graph_of_round_k(algorithm: Algorithm, graph: str) -> N
             loss = task.losses(x_D, batch.inputs[agent, :n], batch.targets[agent, :n]).mean()
             return torch.autograd.grad(loss, x_D)[0]
 
-        W, lr, options = topology.at(step).weights, small.rate(step), algorithm.model_dump()
+        W, lr, options = topology.at(step).weights, small.rate(step), algorithm.settings()
         made = reference.run(algorithm.name, x, W, grad, 1, lambda _, lr=lr: lr, **options)
         x = torch.stack(made[-1])
         torch.testing.assert_close(got[step + 1], x, rtol=0, atol=1e-10)
@@ -325,8 +325,10 @@ def test_errors_stay_with_their_edges() -> None:
         for n, edge in enumerate(edges):
             if edge in here:
                 row = here.index(edge)
-                total = sent_ID[row] + e_ID[n] - before[n]
-                torch.testing.assert_close(total, g_ID[row], rtol=0, atol=1e-12)
+                p_D = g_ID[row] + before[n]
+                δ_D = p_D.abs().mean() * p_D.sign()
+                torch.testing.assert_close(sent_ID[row], δ_D, rtol=0, atol=1e-12)
+                torch.testing.assert_close(e_ID[n], p_D - δ_D, rtol=0, atol=1e-12)
                 kept[edge] = e_ID[n].clone()
             elif edge in kept:
                 assert torch.equal(e_ID[n], kept[edge])

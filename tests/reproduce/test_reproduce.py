@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 from typer.testing import CliRunner
 
 import parley
@@ -13,7 +14,7 @@ from parley import models
 from parley.cli import reproduce as cli
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.reproduce import campaign, costs, presets, report
+from parley.reproduce import campaign, costs, paired, presets, report
 from parley.reproduce.campaign import Order
 from parley.reproduce.presets import Paper, Preset, Reduction, figures, select
 from parley.reproduce.presets import presets as all_presets
@@ -40,7 +41,7 @@ def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
         for e in (run, printed):
             assert (e.data, e.model, e.agents) == (preset.data, preset.model, preset.agents)
             assert (e.lr, e.epochs, e.batch) == (preset.lr, preset.epochs, preset.batch)
-            assert e.algorithm.model_dump().items() >= dict(preset.hyper).items()
+            assert e.algorithm.settings().items() >= dict(preset.hyper).items()
             assert e.algorithm.weight_decay == 0  # type: ignore[attr-defined]
             assert e.gossip_rounds == 51
         assert run.same_as(printed)
@@ -72,6 +73,38 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
     assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
     assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
     assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
+
+
+def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> None:
+    cga = all_presets()["fashion_mnist/lenet5/ring/10/cga"]
+    run, printed = cga.experiment(), cga.experiment("as-printed")
+    names = ("as-run-but-floor,scale", "as-run-but-scale,floor")
+    one, other = (campaign.jobs([cga], Order(variant=name), Path("o"))[0] for name in names)
+    assert one == other
+    assert one.out.parent.name == "as-run-but-floor,scale"
+    both = {name: getattr(printed.algorithm, name) for name in ("qp_floor", "qp_scale")}
+    assert both == {"qp_floor": 0.0, "qp_scale": "none"}
+    assert one.experiment.algorithm == run.algorithm.model_copy(update=both)
+    every = "as-run-but-gradient,momentum,floor,scale,scope"
+    assert cga.experiment(every).algorithm == printed.algorithm != run.algorithm
+    assert report.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("variant", "words"),
+    [
+        ("as-run-but-flor", "some of gradient, momentum, floor"),
+        ("as-run-but-floor,flor", "some of gradient, momentum, floor"),
+        ("as-run-but-floor,floor", "each once"),
+        ("as-run-but-", "some of gradient"),
+        ("as-printed-but-floor", "valid: as-printed, as-run"),
+        ("as-rum", "did you mean 'as-run'"),
+        ("as-run-but-floor,evonorm", "CGA there does not depend on evonorm"),
+    ],
+)
+def test_wrong_variants_are_refused(variant: str, words: str) -> None:
+    with pytest.raises(BadValue, match=words):
+        all_presets()["fashion_mnist/lenet5/ring/10/cga"].experiment(variant)
 
 
 def test_hyper_parameters_of_some_cells() -> None:
@@ -125,9 +158,9 @@ def test_wrong_names_are_met_with_the_nearest(arguments: tuple[Any, ...], words:
 
 def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
-    whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 20))
-    assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-20-epochs"
-    assert "20 of 100 epochs" in short.label
+    whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 8))
+    assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-8-epochs"
+    assert "8 of 100 epochs" in short.label
     assert set(short.experiment.same_as(whole.experiment)) == {"epochs", "evaluate_every"}
     assert not preset.reduced(100, 1.0)
     with pytest.raises(BadValue, match="1 to 100"):
@@ -274,28 +307,104 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     finish(ngc, tmp_path, epochs=2, variant="as-run-but-gradient")
     finish(ngc, tmp_path, variant="as-run-but-gradient")  # with nothing to stand beside
     found = report.collect(tmp_path)
-    ends = {r.variant: r.ends[0]["accuracy_after_gossip"] for r in found.results if r.reduction}
-    run, printed = (100 * ends[variant] for variant in ("as-run", "as-run-but-gradient"))
-    assert report.ablations(found.results) == [
-        [
-            "digits/logistic/ring/4/ngc",
-            "gradient",
-            f"{run:.2f}",
-            f"{printed:.2f}",
-            f"{printed - run:+.2f}",
-            "1 seed, 2 of 4 epochs",
-        ]
-    ]
+    ends = {r.variant: r.ends[0] for r in found.results if r.reduction}
+    (run, mean), (printed, other) = (
+        [100 * ends[variant][name] for name in ("accuracy_after_gossip", "accuracy_mean_model")]
+        for variant in ("as-run", "as-run-but-gradient")
+    )
+    figures = [f"{run:.2f}", f"{printed:.2f}", f"{printed - run:+.2f}", f"{other - mean:+.2f}"]
+    note = "one seed: no claim, 2 of 4 epochs"
+    name = "digits/logistic/ring/4/ngc"
+    assert report.ablation_rows(found.results) == [[name, "gradient", *figures, "1", note]]
     page = report.markdown(found, {})
     assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
     assert "gradient as printed" not in page, "the paper's table is without it"
+    assert "Outside their intervals" not in page and "Not told apart" not in page
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
     assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
 
     # Seed by seed: of what only one side has finished, nothing is shown.
     beside = campaign.jobs(ngc, Order(epochs=2), tmp_path)[0].out
     (beside / SUMMARY).unlink()
-    assert report.ablations(report.collect(tmp_path).results) == []
+    assert report.ablation_rows(report.collect(tmp_path).results) == []
+
+
+def results_of(method: str, **accuracies: list[float]) -> list[report.Result]:
+    """Runs of Fashion-MNIST with ten agents that ended with these accuracies, seed by seed."""
+    preset = all_presets()[f"fashion_mnist/lenet5/ring/10/{method}"]
+    made = []
+    for variant, values in accuracies.items():
+        ends = {
+            seed: [{"epoch": 100, "step": 18800} | dict.fromkeys(report.ACCURACIES, value / 100)]
+            for seed, value in enumerate(values)
+        }
+        name = "as-run" + f"-but-{variant.replace('_', ',')}" * (variant != "as_run")
+        made.append(report.Result(preset, name, Reduction(), ends))
+    return made
+
+
+def test_an_interval_is_that_of_a_paired_t_test() -> None:
+    first, second = [70.0, 73.0, 68.5, 71.0, 74.0], [71.5, 73.5, 70.5, 71.8, 75.9]
+    told = paired.Difference.of(dict(enumerate(first)), dict(enumerate(second)))
+    expected = scipy.stats.ttest_rel(second, first).confidence_interval(0.95)
+    assert told is not None and told.half is not None and told.seeds == 5
+    assert told.mean - told.half == pytest.approx(expected.low)
+    assert told.mean + told.half == pytest.approx(expected.high)
+    assert told.sign == 1  # although the two overlap by far: the seeds are the same
+
+
+def test_only_what_stands_outside_its_interval_is_claimed() -> None:
+    results = results_of(
+        "cga",
+        as_run=[70.0, 72.0, 71.0, 73.0, 69.0, 10.0],
+        floor=[58.0, 60.5, 58.5, 61.5, 56.5],
+        scale=[71.0, 70.0, 73.0, 72.0, 69.5],
+        floor_scale=[66.0, 64.0, 67.5, 66.5, 64.0],
+        scope=[99.0],
+    )
+    rows = {row[1]: row[2:] for row in report.ablation_rows(results)}
+    assert {choice: row[-1] for choice, row in rows.items()} == {
+        "floor": "**lower**",
+        "scale": "not told apart",
+        "scope": "one seed: no claim",
+        "floor and scale": "**lower**",
+        "floor, beside scale": "**lower**",
+        "scale, beside floor": "**higher**",
+    }
+    # The sixth seed has nothing to stand beside, so that it is not in the mean either.
+    assert rows["floor"][:3] == ["71.00", "59.00", "-12.00 ± 0.62"]
+    assert rows["floor and scale"][:2] == ["71.00", "65.60"]
+    claims = report.ablation_claims(results)
+    where = "(fashion_mnist/lenet5/ring/10)"
+    assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
+    assert claims[-1] == "- Not told apart from no difference: CGA, scale as printed"
+    assert len(claims) == 5 and not any("scope" in claim for claim in claims)
+    told = json.loads(report.as_json(report.Found(results)))["ablations"]
+    assert {a["seeds"]: a["interval"] is None for a in told} == {5: False, 1: True}
+
+
+def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
+    results = [
+        result
+        for method, values in {
+            "cga": [88.0, 87.0, 87.6],  # highest of these four in the paper, ours not told apart
+            "ngc": [87.5, 87.4, 87.3],
+            "dpsgd": [86.0, 85.0, 85.5],
+            "compcga": [84.0, 83.1, 83.4],  # above D-PSGD in the paper
+        }.items()
+        for result in results_of(method, as_run=values)
+    ]
+    rows = report.order_rows([*results, *results_of("compngc", as_run=[80.0])])
+    assert [(row[1], row[2], row[-1]) for row in rows] == [
+        ("D-PSGD", "CompCGA", "**the other way round**"),
+        ("CompCGA", "NGC", "as in the paper"),
+        ("NGC", "CGA", "not told apart"),
+    ]
+    assert report.order_claims(results) == [
+        "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods 4 stand in the paper's order, 1 the "
+        "other way round, 1 not told apart"
+    ]
+    assert report.order_rows(results_of("cga", as_run=[80.0])) == []
 
 
 def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:

@@ -108,6 +108,18 @@ def test_damaged_lines_are_passed_over_with_a_note(copied: Path) -> None:
     assert "3 damaged lines passed over" in text and "agents.json is damaged" in text
 
 
+def test_accuracies_on_a_part_of_the_test_samples_are_marked(copied: Path) -> None:
+    assert "Not comparable" not in report_page(groups_of(copied))
+    path = copied / "dpsgd/seed-1/records.jsonl"
+    *lines, last = path.read_text().splitlines()
+    record = json.loads(last)
+    assert record["test_samples"] == 360
+    changed = record | {"test_samples": 240, "test_samples_absent": 120}
+    path.write_text("\n".join([*lines, json.dumps(changed)]) + "\n")
+    text = report_page(groups_of(copied))
+    assert "Not comparable with the others" in text and "dpsgd/seed-1 (240 of 360)" in text
+
+
 def test_a_half_written_line_is_no_damage() -> None:
     assert parse_records(b'{"epoch": 1}\n{"epoch": 2, "loss": 0.') == ([{"epoch": 1}], [])
     assert parse_records(b"") == ([], [])

@@ -55,8 +55,10 @@ class TestFiles:
         assert equal(loaded.state, state)
         assert state.gradient.e_ID.abs().max() > 0
         assert loaded.about == ABOUT
+        assert loaded.sent.keys() == transport.sent.keys()
         for kind, value in transport.sent.items():
             assert torch.equal(loaded.sent[kind], value)
+            assert (value > 0).all() or kind == "evaluation", "nothing was sent, so nothing is seen"
 
     @pytest.mark.parametrize("worker_of", [(0, 0, 1, 1), (1, 0, 1, 2), (3, 2, 1, 0)])
     def test_another_placement_finds_its_rows(

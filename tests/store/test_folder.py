@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import parley
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder, fresh_name, write_atomically
@@ -22,8 +24,8 @@ def test_a_new_run_says_what_it_is(tmp_path: Path) -> None:
     assert set(contents(run.path)) == {"experiment.toml", "environment.json"}
     assert Experiment.from_toml((run.path / "experiment.toml").read_text()) == EXPERIMENT
     environment = json.loads((run.path / "environment.json").read_text())
-    assert environment["torch"]
-    assert environment["parley"]
+    assert environment["torch"] == torch.__version__
+    assert environment["parley"] == parley.__version__
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -23,7 +23,7 @@ FLAGS = "--agents 3 --model logistic --batch 200 --gossip-rounds 2"
 
 
 def experiments(specs, **options):
-    return [Experiment.of(**SMALL | options, algorithm=a) for a in parse_algorithms(specs, {})]
+    return [method.experiment(SMALL | options) for method in parse_algorithms(specs)]
 
 
 @pytest.fixture
@@ -44,20 +44,109 @@ def command(tmp_path, monkeypatch, capsys):
 
 
 def test_options_go_to_every_algorithm_that_has_them():
-    chosen = parse_algorithms(
-        " dpsgd, ngc:alpha=0:momentum=0.5 ,cga", {"momentum": 0.9, "alpha": 1}
+    dpsgd, ngc, cga = experiments(
+        " dpsgd, ngc:alpha=0:momentum=0.5 ,cga", momentum=0.9, alpha=1, qp_floor=0.5
     )
-    assert chosen == [
-        {"name": "dpsgd", "momentum": 0.9},
-        {"name": "ngc", "momentum": "0.5", "alpha": "0"},
-        {"name": "cga", "momentum": 0.9},
+    assert dpsgd.algorithm.momentum == 0.9
+    assert (ngc.algorithm.momentum, ngc.algorithm.alpha) == (0.5, 0)
+    assert (cga.algorithm.momentum, cga.algorithm.qp_floor) == (0.9, 0.5)
+    assert len(parse_algorithms("all")) == len(ALGORITHMS)
+    assert len(parse_algorithms(compare.PAPER)) == 6
+
+
+OTHER = {
+    "lr": (0.2, 0.01), "epochs": (3, 4), "topology": ("ring", "circulant:1,5"), "batch": (16, 8),
+    "partition": ("iid", "dirichlet:0.5"), "lr_decay": ("constant", "step:0.5,0.2,0.8"),
+    "fraction": (0.5, 0.25), "validation": (0.1, 0.2), "seed": (3, 5), "agents": (11, 12),
+    "model": ("mlp", "logistic"), "weights": ("auto", "uniform"), "dtype": ("float32", "float64"),
+    "links": ("", "delay=0.1,bandwidth=10M"), "evaluate_every": (1, 2), "gossip_rounds": (1, 2),
+    "engine": ("auto", "loop"), "test_fraction": (1.0, 0.5), "start_agent": (0, 1),
+    "bias_norms": ("off", "run"), "data": ("digits", "cifar10"), "workers": (1, 2),
+    "device": ("cpu", "cuda"), "threads": (1, 2), "on_failure": ("stop", "heal"),
+    "patience": (5.0, 6.0), "data_root": ("here", "there"),
+}  # fmt: skip
+"""For every field, a value for all and another behind a name."""
+
+
+def test_what_stands_behind_a_name_wins_for_every_field():
+    tables = {"algorithm", "model_options", "data_options", "from_python"}
+    assert set(OTHER) == set(Experiment.model_fields) - tables
+    common = {name: value for name, (value, _) in OTHER.items()}
+    for name, (value, other) in OTHER.items():
+        plain, own, last = (
+            method.experiment(common)
+            for method in parse_algorithms(f"dpsgd,ngc:{name}={other}:alpha=0.5,cga")
+        )
+        assert getattr(own, name) == other and own.algorithm.alpha == 0.5
+        assert getattr(plain, name) == getattr(last, name) == value
+        dashed = parse_algorithms(f"ngc:{name.replace('_', '-')}={other}")[0]
+        assert getattr(dashed.experiment(common), name) == other
+
+
+def test_values_may_have_colons_and_commas_of_their_own():
+    found = parse_algorithms(
+        "choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0,dpsgd:topology=circulant:1,5:lr=0.1,"
+        "ngc:lr-decay=step:0.1,0.5,0.75, cga:links=delay=0.1,bandwidth=10M:batch=8"
+    )
+    assert [(method.name, method.settings) for method in found] == [
+        ("choco", {"codec": "topk:0.1", "gamma": "0.5"}),
+        ("ngc+topk:0.1", {"alpha": "0"}),
+        ("dpsgd", {"topology": "circulant:1,5", "lr": "0.1"}),
+        ("ngc", {"lr_decay": "step:0.1,0.5,0.75"}),
+        ("cga", {"links": "delay=0.1,bandwidth=10M", "batch": "8"}),
     ]
-    assert len(parse_algorithms("all", {})) == len(ALGORITHMS)
-    assert len(parse_algorithms(compare.PAPER, {})) == 6
-    assert parse_algorithms("choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0", {}) == [
-        {"name": "choco", "codec": "topk:0.1", "gamma": "0.5"},
-        {"name": "ngc+topk:0.1", "alpha": "0"},
-    ]
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        ("ngc:lr=0.1:lr=0.2", "lr is given twice"),
+        ("ngc:learning=0.1", "option: 'learning' is not valid"),
+        ("ngc,dpsgd:alpha=0", "alpha: 0 is not valid .dpsgd has no such option"),
+        ("ngc:name=dpsgd", "the algorithm's name first"),
+        ("ngc:lr=", "valid: name or name:option=value"),
+        (" , ", "at least one of"),
+    ],
+)
+def test_what_cannot_be_understood_behind_a_name_is_refused(specs, words):
+    with pytest.raises(BadValue, match=words):
+        experiments(specs)
+
+
+def test_the_rate_behind_a_name_is_trained_with(command):
+    code, out, _ = command(
+        "--algorithms dpsgd,ngc:lr=0.01,dpsgd:lr=0.05:epochs=2 --lr 0.2 --seeds 1 --epochs 1"
+        " --parallel 1 --out all"
+    )
+    assert code == 0
+    assert "lr 0.2, 1 seed" in " ".join(out.split())  # the title says what holds where no row does
+    table = Path("all/table.md").read_text().splitlines()[2:]
+    names = ["D-PSGD epochs=1 lr=0.2", "NGC lr=0.01", "D-PSGD epochs=2 lr=0.05"]
+    assert [line.split("|")[1].strip() for line in table] == names
+    for folder, rate, epochs in (
+        ("d-psgd-epochs-1-lr-0.2", 0.2, 1), ("ngc-lr-0.01", 0.01, 1),
+        ("d-psgd-epochs-2-lr-0.05", 0.05, 2),
+    ):  # fmt: skip
+        lines = records(Path("all") / folder / "seed-0")
+        assert [line["lr"] for line in lines] == [rate] * epochs
+
+
+def test_a_method_that_needs_another_graph_is_told_how_to_get_it(command):
+    code, _, err = command("--algorithms dpsgd,relaysgd --seeds 1 --epochs 1 --out all")
+    assert code == 2 and "for it alone: relaysgd:topology=chain" in err
+    assert not Path("all").exists()
+    words = "--algorithms dpsgd,relaysgd:topology=chain --seeds 1 --epochs 1 --parallel 1 --out all"
+    code, _, _ = command(words)
+    assert code == 0 and "| RelaySGD topology=chain |" in Path("all/table.md").read_text()
+    code, _, err = command(
+        "--algorithms dpsgd,cga --topology star --weights uniform --seeds 1 --epochs 1 --out none"
+    )
+    assert code == 2 and "dpsgd:weights=metropolis" in err
+
+
+def test_bad_input_of_any_method_is_found_before_anything_runs(command):
+    code, _, err = command("--algorithms dpsgd,ngc:partition=skew:2 --epochs 1 --out all")
+    assert code == 2 and "partition: 'skew:2'" in err and not Path("all").exists()
 
 
 def test_labels_tell_apart_what_differs():
@@ -198,12 +287,12 @@ def test_runs_end_with_a_command_that_is_killed(tmp_path):
     assert killed.nothing_left()
 
 
-def test_a_mistake_in_a_later_run_is_told_as_it_is(tmp_path):
+def test_a_mistake_in_a_later_run_is_told_before_the_first_one(tmp_path):
     good, bad = experiments("dpsgd", epochs=1)[0], experiments("ngc", epochs=1, model="lenet5")[0]
     todo = [Job(e.algorithm.label, e, tmp_path / e.algorithm.name) for e in (good, bad)]
     with pytest.raises(BadValue, match="model: 'lenet5' is not valid"):
         compare.compare(todo, 1, tmp_path, resume=True)
-    assert len(records(tmp_path / "dpsgd")) == 1 and not (tmp_path / "ngc").exists()
+    assert not list(tmp_path.iterdir())
 
 
 # --- what is shown meanwhile ------------------------------------------------------------------

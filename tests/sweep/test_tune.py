@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from parley import data
 from parley.algorithms import CGA, DPSGD, build
-from parley.data import Samples
+from parley.cli import app as cli
 from parley.errors import BadValue
-from parley.experiment import Experiment
+from parley.experiment import Experiment, read_file
+from parley.store.folder import RunFolder
 from parley.sweep import field, tune
 from parley.sweep.compare import Job, compare
 from parley.training import run
@@ -33,10 +35,9 @@ class TestHeldOut:
     @given(st.lists(st.integers(2, 12), min_size=1, max_size=5), st.integers(0, 9))
     def test_a_share_of_every_class_and_nothing_twice(self, counts: list[int], seed: int) -> None:
         targets = np.repeat(np.arange(len(counts)), counts)
-        samples = Samples(torch.arange(len(targets)), torch.from_numpy(targets))
-        left, held = data.hold_out(samples, 0.25, seed)
-        assert sorted([*left.inputs.tolist(), *held.inputs.tolist()]) == list(range(len(targets)))
-        assert held.targets.bincount().tolist() == [max(1, round(0.25 * c)) for c in counts]
+        left, held = data.hold_out(torch.from_numpy(targets), 0.25, seed)
+        assert sorted([*left.tolist(), *held.tolist()]) == list(range(len(targets)))
+        assert np.bincount(targets[held]).tolist() == [max(1, round(0.25 * c)) for c in counts]
 
     def test_the_test_set_plays_no_part(self) -> None:
         [experiment] = experiments("dpsgd")
@@ -52,7 +53,7 @@ class TestHeldOut:
 
     def test_a_class_that_would_have_nothing_left(self) -> None:
         with pytest.raises(BadValue, match=r"validation: 0.9 .*a class has nothing left"):
-            data.hold_out(Samples(torch.arange(2), torch.tensor([0, 0])), 0.9, seed=0)
+            data.hold_out(torch.tensor([0, 0]), 0.9, seed=0)
 
 
 class TestSearch:
@@ -97,7 +98,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tune.
     for first in (todo[0], todo[3]):
         wild = first.job.experiment.replace(lr=1e30)
         job = Job(first.label, wild, first.job.out.with_name("trial-3"), may_diverge=True)
-        todo.append(tune.Trial(first.label, 3, {"lr": 1e30}, wild, job))
+        todo.append(tune.Trial(first.label, first.key, 3, {"lr": 1e30}, wild, job))
     tune.tune(todo, 1, out, resume=False)
     tune.write(todo, out)
     return out, todo
@@ -159,6 +160,84 @@ class TestResults:
         path.write_text(text)
         with pytest.raises(BadValue, match=words):
             tune.read(path)
+
+
+class TestWhatIsAskedFor:
+    """Tuning puts nothing in the place of what somebody wrote."""
+
+    @pytest.fixture
+    def command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> Any:
+        monkeypatch.chdir(tmp_path)
+
+        def run(words: str) -> tuple[Any, str]:
+            small = "--agents 3 --model logistic --batch 200 --gossip-rounds 0 --parallel 1"
+            monkeypatch.setattr(sys, "argv", ["parley", *words.split(), *small.split()])
+            with pytest.raises(SystemExit) as exit_:
+                cli.main()
+            return exit_.value.code, capsys.readouterr().err
+
+        return run
+
+    def test_a_rate_that_tuning_would_replace_is_refused(self, command: Any) -> None:
+        for words in (
+            "tune --lr 0.3 --epochs 1",
+            "tune --algorithms dpsgd,ngc:lr=0.3 --epochs 1",
+            "compare --tune 2 --lr 0.3",
+            "compare --tune 2 --algorithms ngc:lr=0.3",
+        ):
+            code, err = command(words)
+            assert code == 2 and "lr: 0.3 is not valid (tuning looks for it)" in err
+
+    def test_a_given_averaging_rate_is_not_searched(self) -> None:
+        at = (0.5, 0.5)
+        assert set(tune.settings_of(build("choco", {}), at)) == {"lr", "gamma"}
+        assert set(tune.settings_of(build("choco", {"gamma": 0.3}), at)) == {"lr"}
+        assert set(tune.settings_of(build("dpsgd", {"gamma": 0.3}), at)) == {"lr"}
+
+    def test_two_of_the_same_algorithm_are_tuned_apart(self, command: Any) -> None:
+        methods = "--algorithms ngc:alpha=0,ngc,choco:gamma=0.4"
+        code, err = command(f"tune {methods} --trials 2 --epochs 1 --partition iid --out found")
+        assert code == 0, err
+        found = tune.read(Path("found/tuned.toml"))["iid"]
+        assert set(found) == {"ngc:alpha=0", "ngc", "choco"}
+        assert set(found["choco"]) == {"lr"}
+        assert read_file(Path("found/iid/ngc-alpha-0.toml"))["algorithm"]["alpha"] == 0
+        # As different as can be, so that one cannot be taken for the other.
+        Path("tuned.toml").write_text(
+            '[iid."ngc:alpha=0"]\nlr = 0.01\n[iid.ngc]\nlr = 0.02\n'
+            "[iid.choco]\nlr = 0.03\ngamma = 0.9\n"
+        )
+        words = f"compare {methods},dpsgd --tuned tuned.toml --seeds 1 --epochs 1"
+        code, err = command(f"{words} --partition iid --out all")
+        assert code == 2 and "algorithms: 'dpsgd' is not valid (it was not tuned" in err
+        words = f"compare {methods}:lr=0.5,dpsgd:lr=0.6 --tuned tuned.toml --seeds 1 --epochs 1"
+        code, err = command(f"{words} --partition iid --out all")
+        assert code == 0, err
+        made = [
+            RunFolder(path.parent).experiment()
+            for path in sorted(Path("all/iid").rglob("experiment.toml"))
+        ]
+        rates = {e.algorithm.label: e.lr for e in made if e}
+        assert (rates["NGC α=0"], rates["NGC"], rates["D-PSGD"]) == (0.01, 0.02, 0.6)
+        [choco] = [e for e in made if e and e.algorithm.name == "choco"]
+        assert (choco.lr, choco.algorithm.settings()["gamma"]) == (0.5, 0.4)
+
+    def test_a_rate_for_all_beside_tuned_ones_is_refused(self, command: Any) -> None:
+        code, err = command("compare --tuned x.toml --lr 0.3")
+        assert code == 2 and "--tuned says it for each method" in err
+
+    def test_a_graph_behind_a_name_is_not_replaced(self, command: Any) -> None:
+        words = "compare --algorithms dpsgd,relaysgd:topology=ring --partitions iid,skew:1"
+        code, err = command(f"{words} --epochs 1 --out all")
+        assert code == 2 and "relaysgd:topology=chain" in err
+        code, err = command("compare --algorithms ngc:partition=iid --partitions iid,skew:1")
+        assert code == 2 and "one partition for all methods" in err
+
+    def test_an_option_that_no_method_has_is_refused(self, command: Any) -> None:
+        code, err = command("tune --algorithms dpsgd,qgm --alpha 0.5")
+        assert code == 2 and "alpha: 0.5 is not valid (none of dpsgd, qgm has it)" in err
 
 
 class TestField:

@@ -23,7 +23,7 @@ AGENTS, BATCH, EPOCHS = 5, 4, 3
 FIELDS = {
     "epoch", "step", "lr", "loss", "loss_train", "accuracy_mean_model", "accuracy_own",
     "accuracy_own_min", "accuracy_own_max", "accuracy_after_gossip", "accuracy_agents",
-    "distance_agents",
+    "distance_agents", "test_samples",
     "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
     "gradients_per_second", "peak_memory_mb",
 }  # fmt: skip
@@ -66,6 +66,7 @@ def test_scores_are_those_of_the_models():
     x = result.x_ND.numpy()
     last = result.records[-1]
     assert last.keys() == FIELDS
+    assert last["test_samples"] == len(held_out()[1])
     loss, accuracy = score(x.mean(0))
     assert last["loss"] == pytest.approx(loss, abs=1e-12)
     assert last["accuracy_mean_model"] == accuracy
@@ -108,6 +109,7 @@ def test_bytes_are_messages_times_their_length(algorithm, options, reply):
     steps_per_epoch = -(-max(len(s) for s in samples(AGENTS)) // BATCH)
     # A star of five agents has eight directed edges. Evaluation and its gossip do not count.
     messages = 8 / AGENTS
+    assert len(records) == EPOCHS
     for epoch, record in enumerate(records, start=1):
         steps = epoch * steps_per_epoch
         assert record["step"] == steps
@@ -152,6 +154,7 @@ def test_the_loss_of_training_is_the_mean_over_steps_and_agents():
         elif hasattr(event, "record"):
             records.append(event.record)
     per_epoch = len(losses) // EPOCHS
+    assert len(records) == EPOCHS and per_epoch > 1
     for epoch, record in enumerate(records):
         mean = np.mean(losses[epoch * per_epoch : (epoch + 1) * per_epoch])
         assert record["loss_train"] == pytest.approx(mean)

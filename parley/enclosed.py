@@ -1,0 +1,74 @@
+"""What an experiment only points at, kept beside it: a run's folder is enough to repeat the run.
+
+A graph from a file or from Python becomes ``graph.txt``, a partition's file ``partition.json``, and
+a network's file ``links.toml``. The experiment in the folder names these.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from parley import graphs as topologies
+from parley.errors import BadValue
+from parley.experiment import Experiment, path_in
+from parley.graphs import Topology
+
+GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
+FIELDS = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
+"""The field that each is about."""
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """An experiment as a folder has it."""
+
+    experiment: Experiment
+    """It names the files below, relative to the folder."""
+    files: dict[str, str]
+    """Their texts."""
+
+
+def enclosed(experiment: Experiment, topology: Topology) -> Enclosed:
+    """The experiment with everything that it needs of this graph and of files."""
+    changes: dict[str, str] = {}
+    files: dict[str, str] = {}
+    if not _is_named(experiment, topology):
+        kind, changes["weights"], files[GRAPH] = topologies.to_text(topology)
+        changes["topology"] = f"{kind}:{GRAPH}"
+    if (path := path_in(experiment.partition)) is not None:
+        changes["partition"] = f"file:{PARTITION}"
+        files[PARTITION] = _with_whole_paths(_read("partition", path))
+    if (path := path_in(experiment.links)) is not None:
+        changes["links"] = f"file:{LINKS}"
+        files[LINKS] = _read("links", path)
+    # A copy: its relative paths lead somewhere only from within the folder.
+    return Enclosed(experiment.model_copy(update=changes), files)
+
+
+def _is_named(experiment: Experiment, topology: Topology) -> bool:
+    """Whether the experiment's words make this very graph, here and anywhere."""
+    if path_in(experiment.topology) is not None:
+        return False
+    words = (experiment.topology, experiment.agents, experiment.weights, experiment.seed)
+    try:
+        named = topologies.parse(*words)
+    except BadValue:
+        return False  # such as "graph", which is what a networkx graph is called
+    return named.same_as(topology)
+
+
+def _with_whole_paths(text: str) -> str:
+    """A partition's file; folders of agents, where it has such, can be found from anywhere."""
+    entries = json.loads(text)
+    if not all(isinstance(entry, str) for entry in entries):
+        return text
+    found = [str(Path(e).resolve()) if Path(e).is_dir() else e for e in entries]
+    return json.dumps(found, indent=1) + "\n"
+
+
+def _read(field: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise BadValue(field, f"file:{path}", "a file that can be read", reason) from None

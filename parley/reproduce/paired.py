@@ -1,0 +1,166 @@
+"""Differences between runs of the same seeds, and what may be said of them.
+
+The same seed means the same first weights and the same batches, so runs are compared seed by seed.
+A difference is claimed only if its 95 % interval (paired t, over seeds) leaves out 0.
+
+>>> told = Difference.of({0: 70.0, 1: 71.0, 2: 72.0}, {0: 75.0, 1: 76.5, 2: 76.0, 3: 10.0})
+>>> str(told), told.seeds, told.sign
+('+4.83 ± 1.90', 3, 1)
+>>> once = Difference.of({0: 70.0}, {0: 90.0})
+>>> str(once), once.half, once.sign
+('+20.00', None, 0)
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from scipy.special import stdtrit
+
+from parley.reproduce.presets import METHODS, choice_words, parse_variant
+
+if TYPE_CHECKING:
+    from parley.reproduce.report import Result
+
+GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
+CONFIDENCE = 0.95
+
+
+class Difference(NamedTuple):
+    """By how much the second is above the first, in percentage points."""
+
+    mean: float
+    half: float | None
+    """Half the width of its interval; None with one seed, where there is none."""
+    seeds: int
+
+    @staticmethod
+    def of(first: Mapping[int, float], second: Mapping[int, float]) -> "Difference | None":
+        """Of values by seed; seeds that only one side has are left out."""
+        both = [second[seed] - first[seed] for seed in first if seed in second]
+        if not both:
+            return None
+        half, n = None, len(both)
+        if n > 1:
+            quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+            half = quantile * statistics.stdev(both) / math.sqrt(n)
+        return Difference(statistics.fmean(both), half, n)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval leaves out 0, else 0: nothing may be claimed."""
+        if self.half is None or abs(self.mean) <= self.half:
+            return 0
+        return 1 if self.mean > 0 else -1
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
+
+    @property
+    def verdict(self) -> str:
+        """What may be said."""
+        if self.half is None:
+            return "one seed: no claim"
+        return {1: "**higher**", -1: "**lower**", 0: "not told apart"}[self.sign]
+
+
+def by_seed(result: "Result", name: str) -> dict[int, float]:
+    """How every finished run ends, in percent."""
+    return {seed: 100 * float(records[-1][name]) for seed, records in result.runs.items()}
+
+
+class Ablation(NamedTuple):
+    """What some choices do, while the rest stays as it is."""
+
+    before: "Result"
+    after: "Result"
+    choices: Sequence[str]
+    """As printed in `after` and as run in `before`."""
+    others: Sequence[str]
+    """As printed in both."""
+    gossiped: Difference
+    averaged: Difference
+
+    @property
+    def words(self) -> str:
+        """For example ``floor, beside scale``: scale is as printed on both sides."""
+        beside = f", beside {choice_words(self.others)}" if self.others else ""
+        return choice_words(self.choices) + beside
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Accuracies after gossip of both sides, over the seeds that both have."""
+        sides = by_seed(self.before, GOSSIPED), by_seed(self.after, GOSSIPED)
+        seeds = sides[0].keys() & sides[1].keys()
+        before, after = (statistics.fmean(side[seed] for seed in seeds) for side in sides)
+        return before, after
+
+
+def ablations(results: Sequence["Result"]) -> list[Ablation]:
+    """Every run with some choices as printed beside the one that is all as run; and, of several
+    choices, beside those in which a single one of them is as run."""
+    found = []
+    for after in (r for r in results if r.is_ablation and r.runs):
+        printed = parse_variant(after.variant)[1]
+        for before in results:
+            if (before.preset, before.reduction) != (after.preset, after.reduction):
+                continue
+            base, others = parse_variant(before.variant)
+            choices = [choice for choice in printed if choice not in others]
+            subset = len(choices) + len(others) == len(printed)
+            if base != "as-run" or not choices or not subset or (others and len(choices) > 1):
+                continue
+            pair = [
+                Difference.of(by_seed(before, name), by_seed(after, name))
+                for name in (GOSSIPED, AVERAGED)
+            ]
+            if pair[0] and pair[1]:
+                found.append(Ablation(before, after, choices, others, pair[0], pair[1]))
+    return sorted(found, key=lambda a: (a.after.preset.name, len(a.after.variant.split(","))))
+
+
+class Order(NamedTuple):
+    """Two methods, the second above the first in the paper."""
+
+    lower: "Result"
+    higher: "Result"
+    neighbours: bool
+    """Whether none of the others lies between them in the paper."""
+    paper: float
+    """The paper's difference."""
+    ours: Difference
+
+    @property
+    def verdict(self) -> str:
+        """Whether ours are in the paper's order."""
+        return {1: "as in the paper", -1: "**the other way round**", 0: "not told apart"}[
+            self.ours.sign
+        ]
+
+
+def orders(results: Sequence["Result"]) -> dict[str, list[Order]]:
+    """Of each group, all pairs of methods that were run whole with several seeds in common."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        whole = result.variant == "as-run" and not result.mark
+        if whole and result.preset.paper and len(result.runs) > 1:
+            groups.setdefault(result.preset.group, []).append(result)
+    found = {}
+    for group, members in groups.items():
+        ranked = sorted(members, key=_of_paper)
+        pairs = []
+        for (i, lower), (k, higher) in itertools.combinations(enumerate(ranked), 2):
+            ours = Difference.of(by_seed(lower, GOSSIPED), by_seed(higher, GOSSIPED))
+            if ours and ours.half is not None:
+                apart = _of_paper(higher)[0] - _of_paper(lower)[0]
+                pairs.append(Order(lower, higher, k - i == 1, apart, ours))
+        if pairs:
+            found[group] = pairs
+    return found
+
+
+def _of_paper(result: "Result") -> tuple[float, int]:
+    assert result.preset.paper is not None
+    return result.preset.paper.accuracy, list(METHODS).index(result.preset.method)
