@@ -62,9 +62,11 @@ def rate(step: int) -> float:
     return 0.2 if step < 8 else 0.05
 
 
-def trajectory(algorithm: Algorithm, hood: Neighbourhood, steps: int) -> tuple[list[Tensor], Any]:
+def trajectory(
+    algorithm: Algorithm, hood: Neighbourhood, steps: int, source: Batches | None = None
+) -> tuple[list[Tensor], Any]:
     """The hosted agents' models after each step, and the last state."""
-    source = batches(hood.placement, hood.task.dtype)
+    source = source or batches(hood.placement, hood.task.dtype)
     x_AD = hood.task.start().expand(len(hood.agents), -1).clone()
     state = algorithm.init(x_AD, hood)
     iterates = [state.x_AD.clone()]

@@ -60,17 +60,14 @@ class ProjectionRule(GradientRule):
     def project(self, g_AD: Tensor, r_OD: Tensor, hood: Neighbourhood) -> Tensor:
         """g* of every hosted agent."""
         sizes = hood.sizes if self.scope == "tensor" else (sum(hood.sizes),)
-        members_AM = by_agent(hood.sender_O, len(g_AD))
-        if not members_AM.shape[1]:
-            return g_AD
-        present_AM = members_AM >= 0
-        r_AMD = r_OD[members_AM.clamp(min=0)]
-        if not present_AM.all():
-            r_AMD *= present_AM[..., None]
-        π_A = g_AD.new_ones(len(g_AD), dtype=torch.float64)
-        if self.qp_scale == "neighbourhood":
-            π_A /= present_AM.sum(1) + 1
-        return π_A[:, None].to(g_AD) * project(g_AD, r_AMD, sizes, self.qp_floor, RIDGE / π_A**2)
+        result_AD = g_AD.clone()
+        # Those with as many neighbours together: no program may depend on whose are beside it.
+        for agents, members_AM in by_neighbours(hood.sender_O, len(g_AD)):
+            π = 1 / (members_AM.shape[1] + 1) if self.qp_scale == "neighbourhood" else 1.0
+            ridge_A = g_AD.new_full((len(agents),), RIDGE / π**2, dtype=torch.float64)
+            found_AD = project(g_AD[agents], r_OD[members_AM], sizes, self.qp_floor, ridge_A)
+            result_AD[agents] = π * found_AD
+        return result_AD
 
 
 class Projection(ProjectionRule):
@@ -98,15 +95,16 @@ CGA = Named(
 )
 
 
-def by_agent(sender_O: Tensor, agents: int) -> Tensor:
-    """The outgoing edges of each agent, padded with -1, ``[A, M]``.
+def by_neighbours(sender_O: Tensor, agents: int) -> list[tuple[Tensor, Tensor]]:
+    """The agents with as many outgoing edges, and those edges ``[A, M]``, for each number M.
 
-    >>> by_agent(torch.tensor([0, 1, 1]), 2)
-    tensor([[ 0, -1],
-            [ 1,  2]])
+    >>> by_neighbours(torch.tensor([0, 1, 1]), 3)
+    [(tensor([0]), tensor([[0]])), (tensor([1]), tensor([[1, 2]]))]
     """
-    groups = [torch.nonzero(sender_O == a).flatten() for a in range(agents)]
-    return torch.nn.utils.rnn.pad_sequence(groups, batch_first=True, padding_value=-1)
+    edges_of = [torch.nonzero(sender_O == a).flatten() for a in range(agents)]
+    counts = sorted({len(edges) for edges in edges_of} - {0})
+    groups = [[a for a in range(agents) if len(edges_of[a]) == count] for count in counts]
+    return [(torch.tensor(group), torch.stack([edges_of[a] for a in group])) for group in groups]
 
 
 def project(
@@ -122,7 +120,9 @@ def project(
     for (g_Ad, r_AMd), u_AM, result_Ad in zip(
         segments, u_PM.split(len(g_AD)), result_AD.split(sizes, 1), strict=True
     ):
-        torch.add(g_Ad, (u_AM[:, None] @ r_AMd).squeeze(1), out=result_Ad)
+        result_Ad.copy_(g_Ad)
+        for u_A, r_Ad in zip(u_AM.unbind(1), r_AMd.unbind(1), strict=True):
+            result_Ad += u_A[:, None] * r_Ad
     return result_AD
 
 
@@ -130,12 +130,20 @@ def products_of(g_AD: Tensor, r_AMD: Tensor) -> tuple[Tensor, Tensor]:
     """The Gram matrix of each agent's r_M, and their products with g.
 
     In float64: gradients that are nearly parallel, or more than they have entries, would make a
-    Gram matrix of float32 indefinite.
+    Gram matrix of float32 indefinite. One agent after the other: a batched product may be rounded
+    otherwise for another number of them.
     """
-    blocks = zip(r_AMD.split(GRAM_BLOCK, 2), g_AD[:, None].split(GRAM_BLOCK, 2), strict=True)
-    wide = (torch.cat(block, 1).double() for block in blocks)
-    products_AMN = torch.stack([v_ANd[:, :-1] @ v_ANd.mT for v_ANd in wide]).sum(0)
+    products = [
+        _products(torch.cat([r_MD, g_D[None]])) for r_MD, g_D in zip(r_AMD, g_AD, strict=True)
+    ]
+    products_AMN = torch.stack(products)
     return products_AMN[..., :-1], products_AMN[..., -1]
+
+
+def _products(v_ND: Tensor) -> Tensor:
+    """Of all rows but the last with all rows, ``[N - 1, N]``."""
+    wide = (v_Nd.double() for v_Nd in v_ND.split(GRAM_BLOCK, 1))
+    return torch.stack([v_Nd[:-1] @ v_Nd.mT for v_Nd in wide]).sum(0)
 
 
 def multipliers(

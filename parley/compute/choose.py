@@ -47,9 +47,7 @@ def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     """The engine of that name; ``auto`` is settled by `fastest`."""
     if name not in ENGINES:
         raise unknown_name("engine", name, [*ENGINES, "auto"])
-    if name == "fused":
-        return FusedEngine(task, seed, threads)
-    return ENGINES[name][0](task, seed)  # these use torch's threads
+    return ENGINES[name][0](task, seed, threads)
 
 
 def candidates(task: Task) -> list[str]:

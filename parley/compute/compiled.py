@@ -22,7 +22,6 @@ from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share
 from parley.compute.kernels import Dense, Net, Stage
 from parley.compute.task import Task, cross_entropy
-from parley.compute.threads import Crew
 from parley.data import Batch
 from parley.errors import BadValue
 from parley.models import EvoNorm
@@ -62,8 +61,10 @@ class FusedEngine(Engine):
     the numbers do not depend on how many there are.
     """
 
+    same_in_any_company = True
+
     def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
-        super().__init__(task, seed)
+        super().__init__(task, seed, threads)
         if why := supports(task) or kernels.reason():
             raise BadValue("engine", "fused", "loop, vmap", because=why)
         self._layers = _describe(task)
@@ -71,7 +72,6 @@ class FusedEngine(Engine):
         self._plans: dict[tuple[int, ...], _Plan] = {}
         self._kept: _Ready | None = None
         self._sums: _Sums | None = None
-        self._crew = Crew(threads)
         self._one_gradient = [_zeros(task.size) for _ in range(threads)]
 
     supports = staticmethod(supports)
@@ -103,28 +103,43 @@ class FusedEngine(Engine):
             )
 
         flops = 3 * ready.plan.flops * int(size_P.sum())
-        self._crew.share(work, _slices(len(rows), self._threads(flops)))
+        self.crew.share(work, _slices(len(rows), self._threads(flops)))
         return loss_P, g_PD
 
     def accumulate(
-        self, x_AD: Tensor, batch: Batch, pairs: Pairs, shares: Sequence[Share], sum_AD: Tensor
+        self,
+        x_AD: Tensor,
+        batch: Batch,
+        pairs: Pairs,
+        shares: Sequence[Share],
+        sums: Sequence[Tensor],
     ) -> None:
         """As `Engine.accumulate`: each gradient is added while it is in the cache."""
         models, ready = self._models(x_AD), self._ready(batch)
         row_P = ready.checked(pairs.rows.numpy())
         samples = int(ready.of_rows[2][row_P].sum())
-        self.samples += samples
         threads = self._threads(3 * ready.plan.flops * samples)
+        if threads > 1 and len(shares) > 1:
+            # With two targets for a gradient no cut keeps threads from meeting at some row.
+            super().accumulate(x_AD, batch, pairs, shares, sums)
+            return
+        self.samples += samples
         if self._sums is None or not self._sums.is_of(pairs, shares, threads):
             self._sums = _Sums.of_shares(pairs, shares, threads)
-        sums = self._sums
-        for top, x in ((sums.last_model, models), (sums.last_target, sum_AD)):
-            if top >= len(x):
-                raise IndexError(f"row {top} of {len(x)}")
-        if sum_AD.dtype != torch.float32 or sum_AD.shape[1:] != models.shape[1:]:
-            raise ValueError(f"a sum {tuple(sum_AD.shape)} for models {tuple(models.shape)}")
-        if sum_AD.stride(1) != 1:
-            raise ValueError("the sum's rows are not contiguous")
+        order = self._sums
+        if order.last_model >= len(models):
+            raise IndexError(f"row {order.last_model} of {len(models)}")
+        for sum_AD, last in zip(sums, order.last_targets, strict=True):
+            if last >= len(sum_AD):
+                raise IndexError(f"row {last} of {len(sum_AD)}")
+            if sum_AD.dtype != torch.float32 or sum_AD.shape[1:] != models.shape[1:]:
+                raise ValueError(f"a sum {tuple(sum_AD.shape)} for models {tuple(models.shape)}")
+            if sum_AD.stride(1) != 1:
+                raise ValueError("the sum's rows are not contiguous")
+        addresses, strides = (
+            np.array(values, dtype=np.int64)
+            for values in ([s.data_ptr() for s in sums], [s.stride(0) for s in sums])
+        )
 
         def work(thread: int, part: _Part) -> None:
             inputs_P, targets_P, size_P = (values[part.row_P] for values in ready.of_rows)
@@ -140,17 +155,17 @@ class FusedEngine(Engine):
                 len(shares),
                 part.target_SP.ctypes.data,
                 part.weight_SP.ctypes.data,
-                sum_AD.data_ptr(),
-                sum_AD.stride(0),
+                addresses.ctypes.data,
+                strides.ctypes.data,
                 self._one_gradient[thread].data_ptr(),
                 ready.plan.workspaces[thread].data_ptr(),
             )
 
-        self._crew.share(work, sums.parts)
+        self.crew.share(work, order.parts)
 
     def _threads(self, flops: int) -> int:
         """How many threads are worth it for so many floating-point operations."""
-        return self._crew.size if flops >= WORTH_A_THREAD else 1
+        return self.crew.size if flops >= WORTH_A_THREAD else 1
 
     def _models(self, x_PD: Tensor) -> Tensor:
         """Models as the kernels take them."""
@@ -177,7 +192,7 @@ class FusedEngine(Engine):
                 plan.workspaces[thread].data_ptr(),
             )
 
-        self._crew.share(work, _slices(len(inputs), self._threads(plan.flops * len(inputs))))
+        self.crew.share(work, _slices(len(inputs), self._threads(plan.flops * len(inputs))))
         return logits
 
     def _plan(self, shape: Sequence[int]) -> "_Plan":
@@ -189,7 +204,7 @@ class FusedEngine(Engine):
             except _Unsupported as error:
                 raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
             floats = self._library.parley_workspace(net) // 4
-            workspaces = [_zeros(floats) for _ in range(self._crew.size)]
+            workspaces = [_zeros(floats) for _ in range(self.crew.size)]
             self._plans[key] = _Plan(net, workspaces, _flops(net))
         return self._plans[key]
 
@@ -259,7 +274,8 @@ class _Sums(NamedTuple):
     of: tuple[Pairs, Sequence[Share], int]
     parts: list[_Part]
     last_model: int
-    last_target: int
+    last_targets: list[int]
+    """Of each share."""
 
     @classmethod
     def of_shares(cls, pairs: Pairs, shares: Sequence[Share], threads: int) -> "_Sums":
@@ -269,14 +285,13 @@ class _Sums(NamedTuple):
         for index in (model_P, target_SP):
             if index.size and index.min() < 0:
                 raise IndexError(f"row {index.min()}")
-        # With two targets for a gradient no cut keeps threads from meeting at some row.
-        chosen = _by_target(target_SP[0], threads if len(shares) == 1 else 1)
+        chosen = _by_target(target_SP[0], threads)
         parts = [
             _Part(model_P[p], row_P[p], target_SP[:, p].copy(), weight_SP[:, p].copy())
             for p in chosen
         ]
-        last = [int(index.max(initial=-1)) for index in (model_P, target_SP)]
-        return cls((pairs, shares, threads), parts, *last)
+        last_model, *last_targets = (int(i.max(initial=-1)) for i in (model_P, *target_SP))
+        return cls((pairs, shares, threads), parts, last_model, last_targets)
 
     def is_of(self, pairs: Pairs, shares: Sequence[Share], threads: int) -> bool:
         return self.of[0] is pairs and self.of[1] is shares and self.of[2] == threads

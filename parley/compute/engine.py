@@ -9,13 +9,15 @@ pairs as one batched operation. Faster ones for models of known layers are in mo
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from parley.compute.sums import Sums
 from parley.compute.task import Task
+from parley.compute.threads import Crew
 from parley.data import Batch
 from parley.errors import BadValue
 
@@ -39,7 +41,7 @@ class Pairs(NamedTuple):
 
 
 class Share(NamedTuple):
-    """To what the gradient of each pair is added."""
+    """To which row of a sum the gradient of each pair is added."""
 
     target_P: Tensor
     """A row of the sum, int64[P]."""
@@ -53,9 +55,19 @@ ACCUMULATED_BYTES = 1 << 22
 class Engine(ABC):
     """Gradients of many models, each on some hosted agent's batch; and what a model answers."""
 
-    def __init__(self, task: Task, seed: int = 0) -> None:
+    same_in_any_company: ClassVar[bool] = False
+    """Whether a gradient has the same bits whichever others are computed in the same call: then so
+    has a whole run, however its agents are placed. One that batches products over pairs cannot
+    promise it, as libraries cut a product into blocks by its size."""
+
+    def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         self.task = task
         self.seed = seed
+        self.crew = Crew(threads)
+        """Threads of the compiled kernels."""
+        self._parts: tuple[Pairs, Sequence[Share], int, list[tuple[slice, list[Sums]]]] | None = (
+            None
+        )
         self.samples = 0
         """Samples times gradients computed so far."""
 
@@ -71,27 +83,43 @@ class Engine(ABC):
         return self._gradients(x_PD, batch, rows, owners)
 
     def accumulate(
-        self, x_AD: Tensor, batch: Batch, pairs: "Pairs", shares: Sequence["Share"], sum_AD: Tensor
+        self,
+        x_AD: Tensor,
+        batch: Batch,
+        pairs: "Pairs",
+        shares: Sequence["Share"],
+        sums: Sequence[Tensor],
     ) -> None:
-        """Adds up the gradients of pairs without keeping them.
+        """Adds up the gradients of pairs, in their order, without keeping them.
 
-        For each share, its weight for pair p times the gradient of p is added to the row of
-        `sum_AD` that it names. Few pairs are handled at once, at most one for each agent, so that
-        what is held beside the sum is bounded however many edges there are.
+        For each share, its weight for pair p times the gradient of p is added to the row that it
+        names of its sum, [A, D]. Few pairs are handled at once, at most one for each agent, so
+        that what is held beside the sums is bounded however many edges there are.
         """
         few = ACCUMULATED_BYTES // (x_AD.shape[1] * x_AD.element_size())
         few = max(1, min(few, len(x_AD)))
-        for start in range(0, len(pairs.models), few):
-            some = slice(start, start + few)
+        for some, parts in self._in_parts(pairs, shares, few):
             x_PD = x_AD.index_select(0, pairs.models[some])
             rows, owners = pairs.rows[some].tolist(), pairs.owners[some].tolist()
             g_PD = self.gradients(x_PD, batch, rows, owners)[1]
-            for target_P, weight_P in shares:
-                sum_AD.index_add_(0, target_P[some], weight_P[some, None] * g_PD)
+            for part, sum_AD in zip(parts, sums, strict=True):
+                part.add(sum_AD, g_PD)
+
+    def _in_parts(
+        self, pairs: "Pairs", shares: Sequence["Share"], few: int
+    ) -> list[tuple[slice, list[Sums]]]:
+        """A few pairs at a time, and how their gradients are added up: the same in every step."""
+        if self._parts is None or not (
+            self._parts[0] is pairs and self._parts[1] is shares and self._parts[2] == few
+        ):
+            slices = [slice(k, k + few) for k in range(0, len(pairs.models), few)]
+            parts = [(some, [_sums(share, some, self.crew) for share in shares]) for some in slices]
+            self._parts = (pairs, shares, few, parts)
+        return self._parts[3]
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to held-out inputs."""
-        return self.task.predict(x_D, inputs)
+        return self.task.predict(_on_a_cache_line(x_D), _on_a_cache_line(inputs))
 
     def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
         """Mean loss and accuracy over held-out samples, `chunk` at a time."""
@@ -108,8 +136,25 @@ class Engine(ABC):
     ) -> tuple[Tensor, Tensor]: ...
 
 
+def _sums(share: Share, some: slice, crew: Crew) -> Sums:
+    targets = share.target_P[some].tolist()
+    return Sums(targets, range(len(targets)), share.weight_P[some], crew)
+
+
+def _on_a_cache_line(values: Tensor) -> Tensor:
+    """The same values where a cache line begins: a product's rounding may depend on where its
+    factors lie, and in which row they stand depends on the placement."""
+    return (
+        values
+        if values.data_ptr() % 64 == 0 and values.is_contiguous()
+        else values.clone(memory_format=torch.contiguous_format)
+    )
+
+
 class LoopEngine(Engine):
     """One pair after the other."""
+
+    same_in_any_company = True
 
     def _gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
@@ -129,8 +174,9 @@ class LoopEngine(Engine):
             n = batch.sizes[row]
             if self.task.random:
                 torch.manual_seed(self._dropout_seed(batch, row, owner))
-            x_D = x_PD[p].detach().requires_grad_()
-            loss = self.task.losses(x_D, batch.inputs[row, :n], batch.targets[row, :n]).mean()
+            x_D = _on_a_cache_line(x_PD[p].detach()).requires_grad_()
+            inputs = _on_a_cache_line(batch.inputs[row, :n])
+            loss = self.task.losses(x_D, inputs, batch.targets[row, :n]).mean()
             (g_PD[p],) = torch.autograd.grad(loss, x_D)
             loss_P[p] = loss.detach()
         return loss_P, g_PD
@@ -139,8 +185,8 @@ class LoopEngine(Engine):
 class VmapEngine(Engine):
     """All pairs as one batched operation."""
 
-    def __init__(self, task: Task, seed: int = 0) -> None:
-        super().__init__(task, seed)
+    def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
+        super().__init__(task, seed, threads)
         if task.random:
             raise BadValue("engine", "vmap", "loop", "the model has dropout")
 

@@ -49,6 +49,7 @@ class Mail(OnEdges):
         read: Callable[[], Iterator[Tensor]],
         source_AD: Tensor | None = None,
         of_others: Callable[[int], Tensor] | None = None,
+        arrived: Callable[[], Tensor] | None = None,
     ) -> None:
         super().__init__(codec, dtype)
         self._read = read
@@ -57,6 +58,9 @@ class Mail(OnEdges):
         of an agent carry the same."""
         self.of_others = of_others
         """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
+        self.arrived = arrived
+        """All that other workers' agents have sent, where it can be used as it lies: then row
+        `Transport.row_of` of `source_AD` and this is what is on an edge."""
 
     def messages(self) -> Iterator[Tensor]:
         """The messages of each round's edges."""

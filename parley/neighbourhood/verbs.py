@@ -6,9 +6,13 @@ An algorithm speaks of agents and their neighbours; where those live is the tran
 Values on edges are a `Flow`: they are made and consumed one round of edges at a time (at most
 about one edge for every agent), so that a whole edge matrix of |E| × D is never held unless an
 algorithm asks for it.
+
+Whatever is added up over neighbours is added in one order, the same wherever the agents live: an
+agent's own term first, then those of its edges, round after round, in the order of their numbers.
+Where values go both along an edge and back, those that come along edges make one sum and the
+replies another, and the two are added at the end.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
@@ -16,20 +20,16 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
 from parley.compute.engine import Engine, Pairs, Share
+from parley.compute.sums import Sums
 from parley.data import Batch
 from parley.graphs import Topology
 from parley.neighbourhood.flow import Compressed, CrossGradients, Flow, Mail, OnEdges
 from parley.wire.codec import Codec, Dense, hashed
 from parley.wire.transport import UNDER_WAY, Kind, Transfer, Transport
-
-DENSE_MIXING = 1 / 16
-"""Least share of entries of W that are not zero for W to be kept as a dense matrix; with fewer its
-zeros cost more than they save."""
 
 
 class Gradient(NamedTuple):
@@ -68,7 +68,7 @@ class Neighbourhood:
         self._self_weight_A = column([topology.self_weights[i] for i in here])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
-        self._weight_in = [column([weights[e] for e in r]) for r in transport.incoming_of]
+        self._weight_in = [column([weights[e] for e in r])[:, 0] for r in transport.incoming_of]
         # Gradients are shared out by their data's owner, in parts that add up to 1 whatever W is.
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
@@ -77,8 +77,8 @@ class Neighbourhood:
         """What each agent's weights sum to: 1 unless W is only column-stochastic, [A, 1]."""
         shares = [weights[e] / total[i] for e, (_, i) in enumerate(edges)]
         self._self_share_A = column([topology.self_weights[i] / total[i] for i in here])
-        self._share_in = [column([shares[e] for e in r]) for r in transport.incoming_of]
-        self._share_out = [column([shares[e] for e in r]) for r in transport.outgoing_of]
+        self._share_in = [column([shares[e] for e in r])[:, 0] for r in transport.incoming_of]
+        self._share_out = [column([shares[e] for e in r])[:, 0] for r in transport.outgoing_of]
         self._receiver = [index([row[edges[e][1]] for e in r]) for r in transport.incoming_of]
         self._sender = [index([row[edges[e][0]] for e in r]) for r in transport.outgoing_of]
         self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
@@ -100,33 +100,26 @@ class Neighbourhood:
         self.sender_O = torch.cat([index([]), *self._sender])
         """Row on axis A of the agent at which each outgoing edge starts."""
 
-        # Among the agents here an average of what they send is a product with their part of W.
-        mixing = topology.mixing if len(here) == topology.agents else topology.mixing[here][:, here]
-        dense = mixing.nnz >= DENSE_MIXING * len(here) ** 2
-        self._mixing = (_dense(mixing.toarray()) if dense else _sparse(mixing)).to(device, dtype)
-        # And an edge is a pair of a model and a batch.
+        # Among the agents here an edge is a pair of a model and a batch.
         inside = [edges[e] for r in transport.inside for e in r]
         self._pairs = Pairs(
             index([row[j] for j, _ in inside]),
             torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
             torch.tensor([number(j) for j, _ in inside], dtype=torch.int64),
         )
-        self._shares: dict[float, tuple[Share, ...]] = {}
         self._pair_receiver = self._pairs.rows.to(device)
         self._pair_share = column([shares[e] for r in transport.inside for e in r])[:, 0]
-        came, went = transport.from_others, transport.to_others
-        self._others = [
-            _Others(
-                rows=[row[edges[e][1]] for e in come],
-                owners=[number(edges[e][0]) for e in come],
-                receiver=index([row[edges[e][1]] for e in come]),
-                weight=column([weights[e] for e in come]),
-                share=column([shares[e] for e in come]),
-                sender=index([row[edges[e][0]] for e in go]),
-                share_out=column([shares[e] for e in go]),
-            )
-            for come, go in zip(came, went, strict=True)
+        self._inside = [
+            _Meetings(*_unzipped([(row[j], row[i], number(j)) for j, i in (edges[e] for e in r)]))
+            for r in transport.inside
         ]
+        self._from_others = [
+            _Meetings(*_unzipped([(-1, row[i], number(j)) for j, i in (edges[e] for e in r)]))
+            for r in transport.from_others
+        ]
+        self._alone = not any(transport.from_others) and not any(transport.to_others)
+        self._shares: dict[float, tuple[Share, ...]] = {}
+        self._clusters: dict[tuple[float, bool], _Clusters] = {}
 
     def at(self, step: int) -> "Neighbourhood":
         """The neighbourhood of a step: another one in each where the graph changes."""
@@ -171,7 +164,12 @@ class Neighbourhood:
         def make() -> Iterator[Tensor]:
             return map(arrivals.of, self.transport.incoming_of)
 
-        return seen_AD, Mail(codec, x_AD.dtype, make, seen_AD, of_others)
+        def arrived() -> Tensor:
+            return seen_AD[:0] if self._alone else codec.decode(arrivals.others(), x_AD.dtype)
+
+        # Numbers can be read where they lie; other messages are decoded one round at a time.
+        as_it_lies = arrived if self._alone or isinstance(codec, Dense) else None
+        return seen_AD, Mail(codec, x_AD.dtype, make, seen_AD, of_others, as_it_lies)
 
     def keyed(self, codec: Codec, stream: int = 0) -> Codec:
         """The codec with this step's random choices of the hosted agents, if it makes any.
@@ -228,18 +226,34 @@ class Neighbourhood:
 
         return Compressed(codec, g_I.dtype, make)
 
-    def average(self, x_AD: Tensor, x_I: OnEdges) -> Tensor:
-        """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j."""
-        if isinstance(x_I, Mail) and x_I.source_AD is x_AD and x_I.of_others:
-            mean_AD = self._mixing @ x_AD
-            for r, others in enumerate(self._others):
-                if others.rows:
-                    mean_AD.index_add_(0, others.receiver, others.weight * x_I.of_others(r))
-            return mean_AD
+    def average(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
+        """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j; or γ of the way
+        from the own value to it."""
+        if isinstance(x_I, Mail) and x_I.source_AD is x_AD and x_I.arrived is not None:
+            return self._mean.of(x_AD, x_I.arrived(), gamma)
         mean_AD = self._self_weight_A * x_AD
-        for r, x_ED in zip(self._rounds, x_I, strict=True):
-            mean_AD.index_add_(0, self._receiver[r], self._weight_in[r] * x_ED)
-        return mean_AD
+        for mean, x_ED in zip(self._mean_of_rounds, x_I, strict=True):
+            mean.add(mean_AD, x_ED)
+        return mean_AD if gamma == 1 else mean_AD.sub_(x_AD).mul_(gamma).add_(x_AD)
+
+    @cached_property
+    def _mean(self) -> Sums:
+        """Of the own values, and of the others where they lie."""
+        transport, row = self.transport, self.placement.row
+        own = range(len(row))
+        edges = [e for r in transport.incoming_of for e in r]
+        receivers = [row[transport.topology.edges[e][1]] for e in edges]
+        weights = torch.cat([self._self_weight_A[:, 0], *self._weight_in])
+        places = [transport.row_of[e] for e in edges]
+        return Sums([*own, *receivers], [*own, *places], weights, self.engine.crew)
+
+    @cached_property
+    def _mean_of_rounds(self) -> list[Sums]:
+        """The same for values that come one round after the other."""
+        return [
+            Sums(rows, range(len(rows)), weight, self.engine.crew)
+            for rows, weight in zip(self._rows, self._weight_in, strict=True)
+        ]
 
     def cluster(self, g_AD: Tensor, g_I: OnEdges, alpha: float) -> Tensor:
         """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
@@ -249,21 +263,28 @@ class Neighbourhood:
         scaled so that they do.
         """
         mean_AD = self._self_share_A * g_AD
+        replies_AD = torch.zeros_like(mean_AD) if 0 < alpha < 1 else mean_AD
         if isinstance(g_I, CrossGradients) and isinstance(g_I.x_I, Mail) and g_I.x_I.of_others:
             g_I.take()
-            self._accumulate(g_I.x_I, g_I.batch, alpha, mean_AD)
-            return mean_AD
+            self._accumulate(g_I.x_I, g_I.batch, alpha, mean_AD, replies_AD)
+        else:
+            self._add_messages(g_I, alpha, mean_AD, replies_AD)
+        return mean_AD.add_(replies_AD) if replies_AD is not mean_AD else mean_AD
+
+    def _add_messages(
+        self, g_I: OnEdges, alpha: float, mean_AD: Tensor, replies_AD: Tensor
+    ) -> None:
+        """Adds to one sum what comes along edges, to the other the replies."""
+        along, back = self._clusters_of(alpha, apart=False)
         under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
 
         def add_replies() -> None:
             r, arrived = under_way.popleft()
-            r_ED = g_I.decode(arrived())
-            mean_AD.index_add_(0, self._sender[r], alpha * self._share_out[r] * r_ED)
+            back[r].add(replies_AD, g_I.decode(arrived()))
 
         for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True):
             if alpha < 1:
-                g_ED = g_I.decode(wire_EB)
-                mean_AD.index_add_(0, self._receiver[r], (1 - alpha) * self._share_in[r] * g_ED)
+                along[r].add(mean_AD, g_I.decode(wire_EB))
             if len(under_way) == UNDER_WAY:
                 add_replies()
             if alpha > 0:
@@ -271,43 +292,91 @@ class Neighbourhood:
                 under_way.append((r, replies))
         while under_way:
             add_replies()
-        return mean_AD
 
-    def _accumulate(self, x_I: Mail, batch: Batch, alpha: float, mean_AD: Tensor) -> None:
-        """What `cluster` does with cross-gradients that nobody else wants to see.
+    def _accumulate(
+        self, x_I: Mail, batch: Batch, alpha: float, mean_AD: Tensor, replies_AD: Tensor
+    ) -> None:
+        """The same for cross-gradients that nobody else wants to see: inside this worker none is
+        written out as a message.
 
-        Those of other workers' agents go back one round after the other; a round's replies travel
-        while the next is computed, the last ones while the edges inside this worker are. There
-        no message is written out: a gradient is added to the means of both its ends at once.
+        Those of other workers' models go first, so that a round's replies travel while the next are
+        computed, and the last ones while those inside this worker are. A round's sums are added to
+        when all of it is there.
         """
         x_AD, of_others = x_I.source_AD, x_I.of_others
         assert x_AD is not None and of_others is not None
         length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
+        if self._alone:
+            for r in self._rounds if alpha > 0 else ():
+                self.transport.count_replies(r, "cross_gradients", length)
+            sums = [mean_AD] * (alpha < 1) + [replies_AD] * (alpha > 0)
+            self.engine.accumulate(x_AD, batch, self._pairs, self._pair_shares(alpha), sums)
+            return
+        along, back = self._clusters_of(alpha, apart=True)
+        under_way: deque[tuple[int, Tensor, Transfer | None]] = deque()
 
-        under_way: deque[tuple[Transfer | None, _Others]] = deque()
+        def add_round() -> None:
+            r, there_ED, transfer = under_way.popleft()
+            inside = self._inside[r]
+            g_ED = self._gradients(x_AD[inside.models], batch, inside)
+            if alpha < 1:
+                along[r].add(mean_AD, g_ED, there_ED)
+            if alpha > 0:
+                wire_EB = None if transfer is None else transfer.wait().to(x_AD.device)
+                replies_ED = None if wire_EB is None else dense.decode(wire_EB, x_AD.dtype)
+                back[r].add(replies_AD, g_ED, replies_ED)
 
-        def add_replies() -> None:
-            transfer, others = under_way.popleft()
-            if transfer is not None:
-                r_ED = dense.decode(transfer.wait().to(x_AD.device), x_AD.dtype)
-                mean_AD.index_add_(0, others.sender, alpha * others.share_out * r_ED)
-
-        for r, others in enumerate(self._others):
-            g_ED = x_AD[:0]
-            if others.rows:
-                g_ED = self.engine.gradients(of_others(r), batch, others.rows, others.owners)[1]
-            if alpha < 1 and others.rows:
-                mean_AD.index_add_(0, others.receiver, (1 - alpha) * others.share * g_ED)
+        for r, others in enumerate(self._from_others):
+            if len(under_way) == UNDER_WAY:
+                add_round()
+            there_ED = self._gradients(of_others(r) if others.rows else x_AD[:0], batch, others)
+            transfer = None
             if alpha > 0:
                 self.transport.count_replies(r, "cross_gradients", length)
-                wire_EB = dense.encode(g_ED)
-                if len(under_way) == UNDER_WAY:
-                    add_replies()
-                now = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
-                under_way.append((now, others))
-        self.engine.accumulate(x_AD, batch, self._pairs, self._pair_shares(alpha), mean_AD)
+                wire_EB = dense.encode(there_ED)
+                transfer = self.transport.backward_to_others(wire_EB, r, "cross_gradients", dense)
+            under_way.append((r, there_ED if alpha < 1 else x_AD[:0], transfer))
         while under_way:
-            add_replies()
+            add_round()
+
+    def _gradients(self, x_ED: Tensor, batch: Batch, meetings: "_Meetings") -> Tensor:
+        """Of models on the batches that they meet; of none, none."""
+        if not meetings.rows:
+            return x_ED
+        return self.engine.gradients(x_ED, batch, meetings.rows, meetings.owners)[1]
+
+    def _clusters_of(self, alpha: float, apart: bool) -> "_Clusters":
+        """How the edges' values are added up, round by round, along the edges and back.
+
+        A round's values are those of all its edges; or, `apart`, those of the edges inside this
+        worker with the others' behind them.
+        """
+        if (alpha, apart) not in self._clusters:
+            transport = self.transport
+
+            def sums(
+                all_of: Sequence[Sequence[int]],
+                others_of: Sequence[Sequence[int]],
+                targets_of: Sequence[Tensor],
+                weight_of: Sequence[Tensor],
+                share: float,
+            ) -> list[Sums]:
+                made = []
+                for edges, inside, others, targets, weight in zip(
+                    all_of, transport.inside, others_of, targets_of, weight_of, strict=True
+                ):
+                    stand = (*inside, *others) if apart else edges
+                    place = {e: k for k, e in enumerate(stand)}
+                    rows = [place[e] for e in edges]
+                    made.append(Sums(targets.tolist(), rows, share * weight, self.engine.crew))
+                return made
+
+            came, went = transport.from_others, transport.to_others
+            self._clusters[alpha, apart] = _Clusters(
+                sums(transport.incoming_of, came, self._receiver, self._share_in, 1 - alpha),
+                sums(transport.outgoing_of, went, self._sender, self._share_out, alpha),
+            )
+        return self._clusters[alpha, apart]
 
     def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
         """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
@@ -333,8 +402,7 @@ class Neighbourhood:
 
     def gossip(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
         """The same with what the neighbours have sent already."""
-        mean_AD = self.average(x_AD, x_I)
-        return mean_AD if gamma == 1 else torch.lerp(x_AD, mean_AD, gamma, out=mean_AD)
+        return self.average(x_AD, x_I, gamma)
 
     def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
         """The mean over all agents, for every agent.
@@ -343,8 +411,8 @@ class Neighbourhood:
         """
         length = Dense(x_AD.shape[1]).message_bytes(x_AD.dtype)
         self.transport.count_server(kind, length)
-        total_D = self.transport.sum(x_AD.sum(0)) / self.transport.topology.agents
-        return total_D.repeat(len(x_AD), 1)
+        mean_D = self.transport.total(x_AD) / self.transport.topology.agents
+        return mean_D.repeat(len(x_AD), 1)
 
     def meet(self, x_AD: Tensor, pairs: Sequence[tuple[int, int]]) -> Tensor:
         """Some neighbours, two by two, take the mean of both; no agent is in two pairs."""
@@ -405,19 +473,28 @@ class Neighbourhood:
         """Puts back what `_kept` gave; here that was a view."""
 
 
-class _Others(NamedTuple):
-    """The edges of one round between agents here and those of other workers."""
+class _Meetings(NamedTuple):
+    """Edges of one round: whose model meets whose batch."""
 
+    models: list[int]
+    """Row of the model, where it is hosted here."""
     rows: list[int]
-    """Of the incoming ones: the row of the receiver's batch,"""
+    """Row of the receiver's batch."""
     owners: list[int]
-    """whose model comes,"""
-    receiver: Tensor
-    weight: Tensor
-    share: Tensor
-    sender: Tensor
-    """and of the outgoing ones: the row of the sender."""
-    share_out: Tensor
+    """Agent whose model it is."""
+
+
+class _Clusters(NamedTuple):
+    """How values are added up round by round."""
+
+    along: list[Sums]
+    """At the agents at which edges end."""
+    back: list[Sums]
+    """At those at which they start."""
+
+
+def _unzipped(meetings: list[tuple[int, int, int]]) -> list[list[int]]:
+    return [[meeting[k] for meeting in meetings] for k in range(3)]
 
 
 class _Phase(Neighbourhood):
@@ -445,15 +522,3 @@ class _Phase(Neighbourhood):
 
     def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
         state_ID[self._places[r]] = state_ED
-
-
-def _dense(weights: np.ndarray) -> Tensor:
-    return torch.from_numpy(weights.copy())
-
-
-def _sparse(weights: scipy.sparse.csr_array) -> Tensor:
-    matrix = weights.copy()  # a topology's own is locked
-    starts, columns, values = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
-    with warnings.catch_warnings():  # torch calls its sparse matrices a beta feature
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.sparse_csr_tensor(starts, columns, values, size=matrix.shape)

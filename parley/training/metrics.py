@@ -100,14 +100,14 @@ class OwnTestSets(TestSet):
 
 def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
     """The average of all agents' models, ``[D]``, on every worker."""
-    total = transport.sum(x_AD.double().sum(0))
-    return (total / transport.topology.agents).to(x_AD.dtype)
+    total_D = transport.total(x_AD.double())
+    return (total_D / transport.topology.agents).to(x_AD.dtype)
 
 
 def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
     """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
-    squares = (x_AD - mean_D).double().square().sum()
-    return float((transport.sum(squares) / transport.topology.agents).sqrt())
+    square_A = (x_AD - mean_D).double().square().sum(1)
+    return float(transport.gather(square_A).mean().sqrt())
 
 
 def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:

@@ -229,10 +229,15 @@ Event = Started | StepDone | EpochDone
 
 
 class Losses(NamedTuple):
-    """Of the hosted agents that took a step."""
+    """Of the hosted agents in one step."""
 
-    total: float
-    agents: int
+    loss_A: Tensor
+    active_A: Tensor
+    """Who took the step."""
+
+    def mean(self, otherwise: float | None) -> float | None:
+        """Over those who took the step, if anyone did."""
+        return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
 
 
 def device_of(name: str) -> torch.device:
@@ -382,7 +387,7 @@ class Run:
                 self.state, *found = self.algorithm.step(self.state, hood, batch, lr)
                 losses = self._checked_losses(*found)
                 self.losses.append(losses)
-                self._loss = losses.total / losses.agents if losses.agents else self._loss
+                self._loss = losses.mean(self._loss)
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
@@ -402,8 +407,8 @@ class Run:
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
             what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
             raise self._diverged(what, self.step + 1)
-        count = len(loss_A) if active_A is None else int(active_A.sum())
-        return Losses(float(loss_A.double().sum()), count)
+        active_A = torch.ones_like(loss_A, dtype=torch.bool) if active_A is None else active_A
+        return Losses(loss_A.detach().double(), active_A)
 
     def _check_models(self) -> None:
         # Of the last step no loss is known yet, and a checkpoint must be good.
@@ -445,11 +450,10 @@ class Run:
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
         # Some agents rest in some steps, and one that has just come has made none of this epoch.
-        here = [
-            sum(losses.total for losses in self.losses),
-            sum(losses.agents for losses in self.losses),
-        ]
-        trained = transport.sum(torch.tensor(here, dtype=torch.float64))
+        trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
+        for loss_A, active_A in self.losses:
+            trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
+        trained = transport.gather(trained_A2).sum(0)
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from parley.compute.sums import in_order
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.wire.clock import Clock
@@ -45,6 +46,9 @@ HEADER = np.dtype(
 )
 """What stands before every message: 32 bytes."""
 MAGIC, VERSION = b"PRLY", 1
+
+GATHERED_BYTES = 1 << 26
+"""Numbers of all agents that are put together at once to be added up."""
 
 UNDER_WAY = 4
 """Rounds whose replies may be under way at once: more would be more memory, fewer more waiting."""
@@ -112,9 +116,12 @@ class Arrivals:
 
     def of_others(self, edges: tuple[int, ...]) -> Tensor:
         """The same for edges that all begin in other workers, without touching the own messages."""
-        assert self._others is not None
-        rows = self._rows_of[edges] - len(self._own_RB)
-        return _rows(self._others.wait(), rows).to(self._own_RB.device)
+        return _rows(self.others(), self._rows_of[edges] - len(self._own_RB))
+
+    def others(self) -> Tensor:
+        """All messages of other workers as they lie: in `Transport.row_of` behind the own ones."""
+        arrived_RB = self._own_RB[:0] if self._others is None else self._others.wait()
+        return arrived_RB.to(self._own_RB.device)
 
 
 class Transport(ABC):
@@ -142,6 +149,9 @@ class Transport(ABC):
         """The incoming edges of each round that begin in another worker."""
         self.to_others = [tuple(e for e in r if edges[e][1] not in row) for r in self.outgoing_of]
         """The outgoing edges of each round that end in another worker."""
+        self.row_of: Mapping[int, int] = {}
+        """Where the message on each incoming edge lies once those of other workers stand behind
+        the hosted agents' own."""
         self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
         self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
 
@@ -222,9 +232,19 @@ class Transport(ABC):
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
 
+    def total(self, values_AD: Tensor) -> Tensor:
+        """The sum over all agents, added up in their order wherever they live, [D].
+
+        All agents' rows are put together for it, a few columns at a time.
+        """
+        each = self.topology.agents * values_AD.element_size()
+        parts = values_AD.split(max(1, GATHERED_BYTES // each), 1)
+        return torch.cat([in_order(self.gather(part)) for part in parts])
+
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker."""
+        """The sum over workers, on every worker, added up in any order: for whole numbers, and for
+        what is not trained with."""
 
     @abstractmethod
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
@@ -245,8 +265,8 @@ class Local(Transport):
 
     def __init__(self, placement: Placement) -> None:
         super().__init__(placement)
-        edges = self.topology.edges
-        self._sources = {r: _index(edges[e][0] for e in r) for r in self.incoming_of}
+        self.row_of = {e: source for e, (source, _) in enumerate(self.topology.edges)}
+        self._sources = {r: _index(self.row_of[e] for e in r) for r in self.incoming_of}
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
         return Arrivals(wire_AB, self._sources, None)
@@ -341,8 +361,9 @@ class Processes(Transport):
         edges, row = self.topology.edges, placement.row
         models = {e: row[edges[e][0]] for e in placement.outgoing}
         self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
+        self.row_of = self._out.row_of
         rounds = {*self.incoming_of, *self.from_others}
-        self._arrived = {r: _index(self._out.row_of[e] for e in r) for r in rounds}
+        self._arrived = {r: _index(self.row_of[e] for e in r) for r in rounds}
         self._back = [
             _Route(placement, {e: r for r, e in enumerate(came)}, len(came), went, reply=True)
             for came, went in zip(self.incoming_of, self.outgoing_of, strict=True)
@@ -428,13 +449,22 @@ class Processes(Transport):
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
-        everyone = self.placement.worker_of
-        all_rows = values_A.new_zeros(len(everyone), *values_A.shape[1:])
-        all_rows[list(self.placement.agents)] = values_A
-        return self.sum(all_rows)
+        self._settle()
+        worker_of, workers = self.placement.worker_of, self.placement.workers
+        hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
+        most = max(map(len, hosts))  # everyone sends as many rows
+        own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
+        own[: len(values_A)] = values_A
+        every = [torch.empty_like(own) for _ in hosts]
+        with _reaching_others():
+            dist.all_gather(every, own)
+        all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
+        for agents, rows in zip(hosts, every, strict=True):
+            all_rows[agents] = rows[: len(agents)].to(values_A.device)
+        return all_rows
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker."""
+        """The sum over workers, on every worker, in whatever order."""
         self._settle()
         total = values.to(self._wire_device, copy=True)
         with _reaching_others():

@@ -8,7 +8,7 @@ from torch import nn
 
 from parley import models
 from parley.compute import choose as engines
-from parley.compute.engine import Engine, LoopEngine, Pairs, Share
+from parley.compute.engine import Engine, Pairs, Share
 from parley.compute.task import Task
 from parley.data import Batch, cache_folder
 from parley.errors import BadValue
@@ -98,12 +98,40 @@ def test_accumulating_is_adding_up(name, few, monkeypatch):
         Share(torch.tensor([0, 1, 2, 1]), torch.tensor([0.5, 0.25, 1.0, 2.0])),
         Share(torch.tensor([1, 2, 0, 0]), torch.tensor([1.0, 1.0, 0.0, 3.0])),
     ]
-    start_AD = torch.randn(3, network.size)
-    sum_AD = start_AD.clone()
-    engine.accumulate(x_AD, data, pairs, shares, sum_AD)
-    _, g_PD = LoopEngine(network).gradients(x_AD[pairs.models], data, pairs.rows, pairs.owners)
-    for targets, weights in shares:
-        for target, weight, g_D in zip(targets, weights, g_PD, strict=True):
-            start_AD[target] += weight * g_D
-    torch.testing.assert_close(sum_AD, start_AD, rtol=1e-4, atol=1e-5)
+    starts = [torch.randn(3, network.size) for _ in shares]
+    sums = [start_AD.clone() for start_AD in starts]
+    engine.accumulate(x_AD, data, pairs, shares, sums)
     assert engine.samples == 4 * 4
+    # One after the other, in the order of the pairs: to the bit where the engine promises it.
+    alone = [
+        engine.gradients(x_AD[[m]], data, [r], [o])[1][0]
+        for m, r, o in zip(*(part.tolist() for part in pairs), strict=True)
+    ]
+    for (targets, weights), start_AD, sum_AD in zip(shares, starts, sums, strict=True):
+        for target, weight, g_D in zip(targets, weights, alone, strict=True):
+            start_AD[target] = start_AD[target] + weight * g_D
+        torch.testing.assert_close(sum_AD, start_AD, rtol=1e-4, atol=1e-5)
+        assert torch.equal(sum_AD, start_AD) or not engine.same_in_any_company
+
+
+@pytest.mark.parametrize("name", ["loop", "fused"])
+@pytest.mark.parametrize("model", ["mlp", "cnn5"])
+def test_a_gradient_is_the_same_in_any_company(name, model):
+    """And wherever in memory it lies: this is what makes placements equal to the bit."""
+    network, data = task(model), batch(rows=5, size=7)
+    try:
+        engine = engines.build(name, network)
+    except BadValue as error:
+        pytest.skip(str(error))
+    assert engine.same_in_any_company
+    x_PD = network.start() + torch.randn(5, network.size) / 10
+    loss_P, g_PD = engine.gradients(x_PD, data, range(5), range(5))
+    for p in range(5):
+        one = Batch(*(t[p : p + 1].clone() for t in data[:3]), data.sizes[:1], (p,), 0)
+        loss, g_D = engine.gradients(x_PD[p : p + 1].clone(), one, [0], [p])
+        assert torch.equal(loss[0], loss_P[p]) and torch.equal(g_D[0], g_PD[p])
+
+
+def test_engines_that_batch_products_promise_nothing():
+    promises = {name for name, (engine, _) in engines.ENGINES.items() if engine.same_in_any_company}
+    assert promises == {"loop", "fused"}

@@ -403,20 +403,22 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
     one, several = FusedEngine(task), FusedEngine(task, threads=threads)
     for targets in ([models], [rows], [models, rows]):
         shares = [Share(target, weights) for target in targets]
-        sums = [x_AD.clone(), x_AD.clone()]
-        for engine, sum_AD in zip((one, several), sums, strict=True):
-            engine.accumulate(x_AD, batch, pairs, shares, sum_AD)
-        assert torch.equal(*sums) and not torch.equal(sums[0], x_AD)
+        found = []
+        for engine in (one, several):
+            sums = [x_AD.clone() for _ in shares]
+            engine.accumulate(x_AD, batch, pairs, shares, sums)
+            found.append(torch.stack(sums))
+        assert torch.equal(*found) and not (found[0] == x_AD).all(2).any()
     everyone = range(agents)
-    for found in zip(
+    for both in zip(
         *(e.gradients(x_AD, batch, everyone, everyone) for e in (one, several)), strict=True
     ):
-        assert torch.equal(*found)
+        assert torch.equal(*both)
     inputs = torch.randn(70, 1, 28, 28)
     assert torch.equal(one.predict(x_AD[0], inputs), several.predict(x_AD[0], inputs))
     nothing = Pairs(models[:0], rows[:0], models[:0])
-    several.accumulate(x_AD, batch, nothing, [Share(models[:0], weights[:0])], sums[0])
-    assert torch.equal(*sums)
+    several.accumulate(x_AD, batch, nothing, [Share(models[:0], weights[:0])], [sums[0]])
+    assert torch.equal(sums[0], found[1][0])
     assert one.samples == several.samples > 0
 
 

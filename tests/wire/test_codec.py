@@ -42,14 +42,48 @@ def test_every_message_has_the_announced_length(case: tuple[Tensor, tuple[int, .
 
 
 @given(messages())
-def test_what_is_sent_and_what_is_held_back_add_up(case: tuple[Tensor, tuple[int, ...]]) -> None:
+def test_what_is_taken_out_of_a_value_is_what_the_message_says(
+    case: tuple[Tensor, tuple[int, ...]],
+) -> None:
+    """`take` leaves the error, and over several steps nothing is lost on the way: what a receiver
+    has added up and the last error are all that was to be sent."""
     m_ED, sizes = case
     for codec in codecs(m_ED.shape[1], sizes):
-        sent_ED = codec.round_trip(m_ED)
-        residual_ED = m_ED - sent_ED
-        # Exact but for the rounding of the two operations that this line itself makes.
-        rounding = 2 * torch.finfo(m_ED.dtype).eps * (m_ED.abs() + sent_ED.abs())
-        assert ((sent_ED + residual_ED - m_ED).abs() <= rounding).all()
+        e_ED, sent_ED, all_ED = torch.zeros_like(m_ED), torch.zeros_like(m_ED), m_ED.double() * 0
+        size_ED = m_ED.abs().double()
+        for step in range(4):
+            now_ED = m_ED.roll(step, 1)  # another message in each step
+            p_ED = e_ED.add_(now_ED).clone()
+            wire_EB = codec.take(e_ED)
+            assert torch.equal(wire_EB, codec.encode(p_ED))
+            assert torch.equal(e_ED, p_ED - codec.decode(wire_EB, p_ED.dtype))
+            sent_ED += codec.decode(wire_EB, p_ED.dtype)
+            all_ED += now_ED.double()
+            size_ED += now_ED.abs().double() + sent_ED.abs().double() + e_ED.abs().double()
+        left_ED = sent_ED.double() + e_ED.double() - all_ED
+        assert (left_ED.abs() <= 4 * torch.finfo(m_ED.dtype).eps * size_ED).all()
+
+
+@given(messages())
+def test_one_bit_an_entry_leaves_what_the_papers_say(
+    case: tuple[Tensor, tuple[int, ...]],
+) -> None:
+    """‖m - C(m)‖² = ‖m‖² - ‖m‖₁²/d in each segment, so it contracts by δ = ‖m‖₁² / (d ‖m‖²)."""
+    m_ED, sizes = case
+    m_ED = m_ED.double()
+    left_ED = m_ED - ScaledSign(sizes).round_trip(m_ED)
+    for left_Ed, m_Ed in zip(left_ED.split(sizes, 1), m_ED.split(sizes, 1), strict=True):
+        square_E = m_Ed.square().sum(1)
+        expected_E = square_E - m_Ed.abs().sum(1).square() / m_Ed.shape[1]
+        assert ((left_Ed.square().sum(1) - expected_E).abs() <= 1e-12 * square_E).all()
+
+
+def test_one_bit_an_entry_by_hand() -> None:
+    m_ED = torch.tensor([[1.0, -2.0, 0.0, 5.0, -3.0, 1.0]])
+    assert ScaledSign((6,)).round_trip(m_ED).tolist() == [[2.0, -2.0, 2.0, 2.0, -2.0, 2.0]]
+    assert ScaledSign((3, 3)).round_trip(m_ED).tolist() == [[1.0, -1.0, 1.0, 3.0, -3.0, 3.0]]
+    assert ScaledSign((3, 3)).take(error_ED := m_ED.clone()).shape == (1, 2 * 4 + 1)
+    assert error_ED.tolist() == [[0.0, -1.0, -1.0, 2.0, 0.0, -2.0]]
 
 
 @given(messages())

@@ -1,4 +1,6 @@
-"""Compiled kernels: built from `kernels.c` on first use, kept in the cache, optional.
+"""Compiled kernels: built from C on first use, kept in the cache, optional.
+
+`kernels.c` has gradients and 1-bit messages, `average.c` sums in a fixed order.
 
 Whoever has a C compiler gets them; for everyone else `available()` is False, `reason()` says why,
 and pure torch does the work.
@@ -15,19 +17,21 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 from parley.data import cache_folder
 
-SOURCE = Path(__file__).with_name("kernels.c")
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
 # takes a quarter of the time to compile.
 FLAGS = (
-    *("-std=gnu11", "-O2", "-march=native", "-fPIC", "-shared"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fno-tree-vectorize"),
+    *("-std=gnu11", "-O2", "-march=native", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
+SOURCES = {"kernels.c": "-ffp-contract=fast", "average.c": "-ffp-contract=off"}
+"""Each file, and whether a product and a sum may become one operation that rounds once: not where
+the result has to be the same as torch's."""
 MOST = 32
 """Stages, and dense layers, that a network may have."""
 
@@ -104,7 +108,8 @@ def _build() -> ctypes.CDLL:
         raise _Unavailable("PARLEY_KERNELS is off")
     compiler = _compiler()
     version = _run([*compiler, "--version"])
-    parts = (SOURCE.read_text(), *FLAGS, *compiler, version, processor())
+    texts = [Path(__file__).with_name(name).read_text() for name in SOURCES]
+    parts = (*texts, *SOURCES.values(), *FLAGS, *compiler, version, processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = cache_folder()
     for path in folder.glob(f"kernels-{key}-*.so"):
@@ -116,7 +121,12 @@ def _build() -> ctypes.CDLL:
     # Several processes may build at once: each makes its own file, then gives it its name.
     with tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as own:
         made = Path(own) / "kernels.so"
-        _run([*compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"])
+        objects = []
+        for name, contraction in SOURCES.items():
+            objects.append(str((Path(own) / name).with_suffix(".o")))
+            source = str(Path(__file__).with_name(name))
+            _run([*compiler, *FLAGS, contraction, "-c", source, "-o", objects[-1]])
+        _run([*compiler, "-shared", *objects, "-o", str(made), "-lm"])
         path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
     return _open(path)
 
@@ -155,6 +165,12 @@ def processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
+_SUMS = (
+    *(c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+    *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int),
+)
+
+
 def _open(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     signatures = {
@@ -170,9 +186,11 @@ def _open(path: Path) -> ctypes.CDLL:
         ),
         "parley_accumulate": (
             *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
-            *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+            *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         ),
         "parley_predict": (None, POINTER(Net), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+        "parley_sums_float": (None, *_SUMS, c_float),
+        "parley_sums_double": (None, *_SUMS, c_double),
         "parley_encode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
         "parley_decode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
     }

@@ -1116,26 +1116,25 @@ void parley_gradients(
                                  sizes[p], 1, gradients + p * gradient_stride);
 }
 
+void add_row_float(const float *row, float weight, Int size, float *sum); /* in average.c */
+
 /* The same for models[model[p]], but each gradient is added at once, while it is in the cache:
- * weight[s][p] times it to sums[target[s][p]], for every share s. `gradient` has room for one. */
+ * weight[s][p] times it to row target[s][p] of sums[s], for every share s. `gradient` has room for
+ * one. */
 void parley_accumulate(
     const Net *net, Int pairs, const float *models, Int model_stride, const Int *model,
     float *const *converted, const Int *const *targets, const Int *sizes, Int shares,
-    const Int *target, const float *weight, float *sums, Int sum_stride, float *gradient,
-    char *workspace
+    const Int *target, const float *weight, float *const *sums, const Int *sum_strides,
+    float *gradient, char *workspace
 ) {
     Work work;
     lay_out(net, workspace, &work);
-    Int whole = net->parameters / LANES * LANES;
     for (Int p = 0; p < pairs; p++) {
         one_gradient(net, &work, models + model[p] * model_stride, converted[p], targets[p], sizes[p],
                      0, gradient);
-        for (Int s = 0; s < shares; s++) {
-            float *sum = sums + target[s * pairs + p] * sum_stride, share = weight[s * pairs + p];
-            for (Int i = 0; i < whole; i += LANES)
-                *(loose *)(sum + i) += share * *(const loose *)(gradient + i);
-            for (Int i = whole; i < net->parameters; i++) sum[i] += share * gradient[i];
-        }
+        for (Int s = 0; s < shares; s++)
+            add_row_float(gradient, weight[s * pairs + p], net->parameters,
+                          sums[s] + target[s * pairs + p] * sum_strides[s]);
     }
 }
 
