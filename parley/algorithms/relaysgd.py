@@ -61,7 +61,7 @@ class RelaySGD(MomentumSGD):
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = x_AD + d_AD
         sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
-        m_ID = sum_AD[hood.receiver_I] - m_OD[hood.opposite_I]
+        m_ID = sum_AD[hood.receiver_I] - m_OD[hood.opposite_I()]
         m_OD = hood.send_back(hood.stored(m_ID), kind="models")
         sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
         return Stepped(State(sum_AD / len(hood.everyone), v_AD, m_OD), loss_A)

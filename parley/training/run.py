@@ -28,7 +28,7 @@ from parley.data import partition as partitions
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
 from parley.wire import clock as links
@@ -283,10 +283,12 @@ class Run:
         if experiment.links:
             if len(placement.agents) < placement.topology.agents:
                 raise BadValue("links", experiment.links, "workers=1, where all agents are")
-            transport.clock = links.parse(experiment.links, problem.topology, experiment.seed)
+            clock = links.parse(experiment.links, problem.topology, experiment.seed)
+            self.transport = transport = transport.timed(clock)
         self._try_model(problem)
         self.engine = self._choose_engine()
-        self.hood = Neighbourhood(transport, self.engine)
+        self.meter = Meter()
+        self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
         self.test_samples_absent = (test_samples or self.test.count) - self.test.count
@@ -359,7 +361,7 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs beside the state."""
-        samples = self._earlier_samples + self.engine.samples
+        samples = self._earlier_samples + self.meter.samples
         about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
@@ -479,11 +481,9 @@ class Run:
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
-            samples_before = self.engine.samples
             batch = self.batches.at(self.epoch * self.steps_per_epoch)
-            norms = metrics.bias_norms(x_AD, batch, self.hood, experiment.bias_norms)
+            norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
-            self.engine.samples = samples_before  # measuring is not training
         seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
