@@ -11,7 +11,7 @@ from parley.compute.engine import Engine, LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.placement import Placement, spread
 from parley.wire.transport import Local, Transport
 

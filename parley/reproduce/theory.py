@@ -34,7 +34,7 @@ from parley.compute.task import Task
 from parley.data import Batch, Batches, Samples, Transform
 from parley.errors import BadValue
 from parley.graphs import Topology, full, ring, torus
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.results import draw
 from parley.wire.placement import spread
 from parley.wire.transport import Local

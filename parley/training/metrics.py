@@ -12,7 +12,7 @@ from torch import Tensor
 from parley.compute.engine import Engine, Score
 from parley.data import Batch, Samples, Transform
 from parley.errors import BadValue
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.transport import Transport
 
 

@@ -320,7 +320,8 @@ def test_errors_stay_with_their_edges() -> None:
         flow = phase.compress(
             phase.stored(g_ID), e_ID, parley.wire.codec.ScaledSign((hood.task.size,))
         )
-        sent_ID = torch.cat(list(flow))
+        sent_ID = phase.collect(flow)
+        e_ID = flow.errors
         here = [phase.transport.topology.edges[e] for r in phase.transport.incoming_of for e in r]
         for n, edge in enumerate(edges):
             if edge in here:

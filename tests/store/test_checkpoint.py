@@ -50,7 +50,10 @@ def equal(a: Any, b: Any) -> bool:
 class TestFiles:
     def test_what_is_saved_is_loaded(self, tmp_path: Path) -> None:
         state, transport = saved(tmp_path)
-        template = type(state)(*(torch.zeros_like(value) for value in state))
+        template = state._replace(
+            x_AD=torch.zeros_like(state.x_AD),
+            gradient=type(state.gradient)(*map(torch.zeros_like, state.gradient)),
+        )
         loaded = checkpoint.load(tmp_path, 3, template, transport)
         assert equal(loaded.state, state)
         assert state.gradient.e_ID.abs().max() > 0
@@ -73,8 +76,12 @@ class TestFiles:
             part = Local(Placement(topology, worker_of, here))
             agents = list(part.placement.agents)
             edges = [order.index(topology.edges[e]) for r in part.incoming_of for e in r]
-            x, v, e, e_I = state
-            mine = type(state)(x[agents], v[agents], e[agents], e_I[edges])
+            e_AD, e_ID = state.gradient
+            mine = state._replace(
+                x_AD=state.x_AD[agents],
+                gradient=type(state.gradient)(e_AD[agents], e_ID[edges]),
+                update=type(state.update)(state.update.v_AD[agents]),
+            )
             loaded = checkpoint.load(tmp_path, 3, mine, part)
             assert equal(loaded.state, mine)
             samples += loaded.about["samples"]
