@@ -28,7 +28,7 @@ from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.graphs import ring
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.placement import spread
 from parley.wire.transport import Processes
 from tests import namespaces
@@ -70,7 +70,7 @@ def work(
         dist.barrier()
         began = time.perf_counter()
         for step in range(block * BLOCK, (block + 1) * BLOCK):
-            state = algorithm.step(state, hood.at(step), batches.at(step), 0.01)
+            state = algorithm.step(state, hood.at(step), batches.at(step), 0.01).state
         if block >= 2:  # the first ones open connections and fill caches
             taken[transport.overlap].append((time.perf_counter() - began) / BLOCK)
     if rank == 0:

@@ -23,11 +23,11 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.contestants import Parley
 from benchmarks.steps import machine
-from parley.algorithms.base import Momentum
-from parley.algorithms.cga import CGA
+from parley.algorithms.cga import ProjectionRule
+from parley.algorithms.parts import SGD
 from parley.compute.compiled import FusedEngine
 from parley.data import Batches
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.training.run import Run
 from parley.wire.codec import ScaledSign
 
@@ -43,13 +43,13 @@ CASES = (
 )
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "batches": ((Batches, "at"), (FusedEngine, "_ready")),
-    "gradients": ((FusedEngine, "_gradients"), (FusedEngine, "accumulate")),
+    "gradients": ((FusedEngine, "gradients"), (FusedEngine, "accumulate")),
     "averaging": ((Neighbourhood, "average"), (Neighbourhood, "gossip")),
     "clustering": ((Neighbourhood, "cluster"),),
-    "momentum": ((Momentum, "descend"),),
+    "momentum": ((SGD, "apply"),),
     "codec": ((ScaledSign, "encode"), (ScaledSign, "take"), (ScaledSign, "decode")),
-    "projection": ((CGA, "project"),),
-    "check of the loss": ((Run, "_checked_loss"),),
+    "projection": ((ProjectionRule, "project"),),
+    "check of the loss": ((Run, "_checked_losses"),),
 }
 REST = "the rest"
 

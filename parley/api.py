@@ -418,7 +418,7 @@ def compare(
     """
     from parley.sweep import compare as comparison  # brings the plotting, which takes its time
 
-    experiments = _experiments(algorithms or comparison.PAPER, options)
+    experiments = [made for _, made in _experiments(algorithms or comparison.PAPER, options)]
     where = _new_folder(out, f"compare-{Path(experiments[0].data).name}")
     todo = comparison.jobs(experiments, seeds, where)
     with _quiet_unless(progress):
@@ -467,9 +467,9 @@ def tune(
     """
     from parley.sweep import tune as tuning
 
-    experiments = _experiments(algorithms, options)
+    keys, experiments = zip(*_experiments(algorithms, options), strict=True)
     where = _new_folder(out, f"tune-{Path(experiments[0].data).name}")
-    todo = tuning.plan(experiments, trials, where, rates)
+    todo = tuning.plan(experiments, trials, where, rates, keys)
     with _quiet_unless(progress):
         tuning.tune(todo, parallel or usable_cores(), where, resume)
     tuning.write(todo, where)
@@ -480,14 +480,18 @@ def tune(
 
 def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
-) -> list[Experiment]:
+) -> list[tuple[str, Experiment]]:
+    """What to run, by what a method is: its name, and what stands behind it."""
     from parley.sweep.compare import parse_algorithms
 
-    inner = {name: options.pop(name) for name in ALGORITHM_OPTIONS if name in options}
-    chosen: list[Any] = []
+    common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
+    chosen: list[tuple[str, Experiment]] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
-        chosen += parse_algorithms(one, inner) if isinstance(one, str) else [one]
-    return [Experiment.of(**options, algorithm=choice) for choice in chosen]
+        if isinstance(one, str):
+            chosen += [(m.key, m.experiment(options)) for m in parse_algorithms(one)]
+        else:
+            chosen.append((one.label, Experiment.of(**common, algorithm=one)))
+    return chosen
 
 
 def _new_folder(out: str | Path | None, stem: str) -> Path:

@@ -18,12 +18,12 @@ from pydantic import (
 )
 
 from parley import algorithms, models
-from parley.algorithms import AS_RUN, Algorithm
+from parley.algorithms import AS_RUN, Algorithm, Named
 from parley.errors import BadValue, first_error, unknown_name
 from parley.graphs import stated_agents
 from parley.schedule import parse_decay
 
-ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.model_fields})
+ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""
 
 VARIANTS = ("as-printed", "as-run")
@@ -129,7 +129,7 @@ class Experiment(BaseModel):
         0.5
         """
         flat = flatten(options)
-        algorithm = flat.pop("algorithm", type(cls.model_fields["algorithm"].default))
+        algorithm = flat.pop("algorithm", cls.model_fields["algorithm"].default.kind)
         variant = flat.pop("variant", None)
         if variant not in (None, *VARIANTS):
             raise unknown_name("variant", str(variant), VARIANTS)
@@ -144,19 +144,19 @@ class Experiment(BaseModel):
         if "agents" not in flat and isinstance(flat.get("topology"), str):
             stated = stated_agents(flat["topology"])
             flat |= {"agents": stated} if stated else {}
-        names = {*ALGORITHM_OPTIONS, *algorithm.model_fields}
+        names = {*ALGORITHM_OPTIONS, *algorithm.options()}
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
             if name not in cls.model_fields:
                 raise unknown_name("option", name, [*cls.model_fields, *names, "variant"])
         try:
-            return cls(**flat, algorithm=_build(algorithm, inner))
+            return cls(**flat, algorithm=algorithms.make(algorithm, inner))
         except ValidationError as error:
             raise first_error(error, cls.model_fields) from None
 
     @field_serializer("algorithm")
     def _with_name(self, value: Algorithm) -> dict[str, Any]:
-        return {"name": value.name, **value.model_dump()}
+        return {"name": value.name, **value.settings()}
 
     @model_validator(mode="after")
     def _decay_is_known(self) -> "Experiment":
@@ -186,21 +186,22 @@ class Experiment(BaseModel):
 
 
 def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The algorithm as its class, its hyper-parameters among the other options.
+    """The algorithm as its kind, its hyper-parameters among the other options.
 
-    >>> flatten({"algorithm": {"name": "ngc", "alpha": 0.5}, "lr": 0.1})
-    {'algorithm': <class 'parley.algorithms.ngc.NGC'>, 'alpha': 0.5, 'lr': 0.1}
+    >>> flat = flatten({"algorithm": {"name": "ngc", "alpha": 0.5}, "lr": 0.1})
+    >>> flat.pop("algorithm").title, flat
+    ('NGC', {'alpha': 0.5, 'lr': 0.1})
     """
     flat = dict(options)
     chosen = flat.pop("algorithm", None)
     inner: dict[str, Any] = {}
     if isinstance(chosen, Algorithm):
-        inner = chosen.model_dump(exclude_unset=True)
-        chosen = type(chosen)
+        inner = chosen.settings(given=True)
+        chosen = chosen.kind
     elif isinstance(chosen, Mapping):  # a table of TOML
         inner = dict(chosen)
         chosen = inner.pop("name", None)
-    if isinstance(chosen, type) and issubclass(chosen, Algorithm):
+    if isinstance(chosen, Named) or (isinstance(chosen, type) and issubclass(chosen, Algorithm)):
         inner = {"algorithm": chosen, **inner}
     elif chosen is not None:
         inner = {"algorithm": algorithms.find(str(chosen)), **inner}
@@ -221,8 +222,8 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     """
     below, above = flatten(below), flatten(above)
     old, new = below.get("algorithm"), above.get("algorithm")
-    if new and new is not old:
-        gone = {*ALGORITHM_OPTIONS, *(old.model_fields if old else ())} - set(new.model_fields)
+    if new and new != old:
+        gone = {*ALGORITHM_OPTIONS, *(old.options() if old else ())} - set(new.options())
         below = {name: value for name, value in below.items() if name not in gone}
     if left := [name for name in below.pop("from_python", ()) if name not in above]:
         below["from_python"] = left
@@ -238,15 +239,6 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     source = {**source, **above.get("data_options", {})}
     tables = {"model_options": network, "data_options": source}
     return below | above | {name: table for name, table in tables.items() if table}
-
-
-def _build(algorithm: type[Algorithm], options: dict[str, Any]) -> Algorithm:
-    if "+" in algorithm.name or algorithms.ALGORITHMS.get(algorithm.name) is algorithm:
-        return algorithms.build(algorithm.name, options)
-    try:
-        return algorithm(**options)
-    except ValidationError as error:
-        raise first_error(error, algorithm.model_fields) from None
 
 
 def read_toml(text: str, where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from parley.compute.engine import Engine, LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.placement import Placement, spread
 from parley.wire.transport import Local, Transport
 
@@ -71,6 +71,6 @@ def trajectory(
     state = algorithm.init(x_AD, hood)
     iterates = [state.x_AD.clone()]
     for step in range(steps):
-        state = algorithm.step(state, hood.at(step), source.at(step), rate(step))
+        state = algorithm.step(state, hood.at(step), source.at(step), rate(step)).state
         iterates.append(state.x_AD.clone())
     return iterates, state

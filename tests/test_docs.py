@@ -19,7 +19,6 @@ from torch.distributed.run import get_args_parser
 import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
-from parley.algorithms.base import MomentumSGD
 from parley.cli.main import COMMANDS, app, load
 from parley.cluster.host import Host
 from parley.data import SOURCES
@@ -231,11 +230,11 @@ def test_every_algorithm_has_a_page_with_its_options(name: str) -> None:
     text = page.read_text(encoding="utf-8")
     assert f"--algorithm {name}" in text and blocks(page, "math")
     rows = {cells[1].strip(): cells for cells in map(split_row, text.splitlines()) if cells[1:]}
-    for option, field in ALGORITHMS[name].model_fields.items():
+    for option, field in ALGORITHMS[name].options().items():
         assert f"`{option}`" in rows, f"{option} has no row in {page.name}"
         _, _, printed, *others = (cell.strip() for cell in rows[f"`{option}`"])
         assert printed == shown(field.default), option
-        if issubclass(ALGORITHMS[name], MomentumSGD):
+        if "gradient_at" in ALGORITHMS[name].options():
             assert others[0] == (shown(AS_RUN[option]) if option in AS_RUN else ""), option
         else:
             assert "| as run |" not in text and "`--variant as-run` is refused" in text

@@ -4,32 +4,34 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from parley.algorithms.adagossip import AdaGossip
-from parley.algorithms.base import AS_RUN, Algorithm
+from parley.algorithms.adagossip import AdaGossip, AdaptiveGossip
+from parley.algorithms.base import AS_RUN, Algorithm, Stepped
 from parley.algorithms.beer import BEER
 from parley.algorithms.central import Central
-from parley.algorithms.cga import CGA
-from parley.algorithms.choco import CHOCO
-from parley.algorithms.compcga import CompCGA
-from parley.algorithms.compngc import CompNGC
-from parley.algorithms.compose import PARTS, compose
+from parley.algorithms.cga import CGA, Projection
+from parley.algorithms.choco import CHOCO, DifferenceGossip
+from parley.algorithms.combinations import PARTS, compose, part_kind
+from parley.algorithms.compcga import CompCGA, CompressedProjection
+from parley.algorithms.compngc import CompNGC, CompressedClustering
 from parley.algorithms.d2 import D2
 from parley.algorithms.decentlam import DecentLaM
-from parley.algorithms.deepsqueeze import DeepSqueeze
+from parley.algorithms.deepsqueeze import CompensatedGossip, DeepSqueeze
 from parley.algorithms.dmsgd import DMSGD
 from parley.algorithms.dpsgd import DPSGD
 from parley.algorithms.fedavg import FedAvg
 from parley.algorithms.gut import GUT
 from parley.algorithms.momentumtracking import MomentumTracking
-from parley.algorithms.ngc import NGC
-from parley.algorithms.qgm import QGM
+from parley.algorithms.ngc import NGC, Clustering
+from parley.algorithms.parts import SGD, Gossip, Own, Part
+from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
+from parley.algorithms.recipe import Named, Recipe, in_a_name, spelled
 from parley.algorithms.relaysgd import RelaySGD
-from parley.algorithms.sgp import SGP
+from parley.algorithms.sgp import SGP, PushSum
 from parley.algorithms.skewscout import SkewScout
 from parley.algorithms.sparsepush import SparsePush
 from parley.algorithms.swarmsgd import SwarmSGD
-from parley.algorithms.tracking import GradientTracking
+from parley.algorithms.tracking import GradientTracking, Tracking
 from parley.errors import BadValue, first_error, unknown_name
 
 __all__ = [
@@ -45,28 +47,52 @@ __all__ = [
     "NGC",
     "PARTS",
     "QGM",
+    "SGD",
     "SGP",
     "AdaGossip",
+    "AdaptiveGossip",
     "Algorithm",
     "Central",
+    "Clustering",
     "CompCGA",
     "CompNGC",
+    "CompensatedGossip",
+    "CompressedClustering",
+    "CompressedProjection",
     "DecentLaM",
     "DeepSqueeze",
+    "DifferenceGossip",
     "FedAvg",
+    "Gossip",
     "GradientTracking",
+    "Kind",
     "MomentumTracking",
+    "Named",
+    "Own",
+    "Part",
+    "Projection",
+    "PushSum",
     "Quantized",
+    "QuasiGlobal",
+    "Recipe",
     "RelaySGD",
     "SkewScout",
     "SparsePush",
+    "Stepped",
     "SwarmSGD",
+    "Tracking",
     "build",
     "compose",
     "find",
+    "make",
+    "name_of",
+    "part_kind",
 ]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
+Kind = type[Algorithm] | Named
+"""What makes algorithms of one name: a class, or a named recipe."""
+
+ALGORITHMS: dict[str, Kind] = {
     algorithm.name: algorithm
     for algorithm in (
         *(DPSGD, NGC, CompNGC, CGA, CompCGA),
@@ -79,17 +105,34 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 }
 
 
-def find(name: str) -> type[Algorithm]:
-    """The algorithm of that name, or that is put together from the parts joined by ``+`` in it.
+def find(name: str) -> Kind:
+    """The algorithm of that name, or the recipe of the parts joined by ``+`` in it.
 
     >>> find("ngc").title, find("ngc+qgm").title
     ('NGC', 'NGC + QGM')
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    if "+" in name:
+    if "+" in name or name in PARTS:
         return compose(name)
     raise unknown_name("algorithm", name, ALGORITHMS)
+
+
+def name_of(recipe: Recipe) -> Named:
+    """The name under which a recipe is known: one of the table, or its parts' joined by ``+``.
+
+    >>> name_of(Recipe(correction=Tracking(), averaging=DifferenceGossip())).title
+    'BEER'
+    """
+    named = (kind for kind in ALGORITHMS.values() if isinstance(kind, Named) and kind.fits(recipe))
+    if found := next(named, None):
+        return found
+    parts = dict(recipe.parts())
+    titles = [part.title or type(part).__name__ for part in in_a_name(recipe)]
+    plain = Recipe(**{field: type(part)() for field, part in parts.items()})
+    return Named(
+        spelled(recipe), " + ".join(titles), plain, f"Put together from {', '.join(titles)}."
+    )
 
 
 def build(name: str, options: dict[str, Any]) -> Algorithm:
@@ -98,13 +141,18 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
     >>> build("ngc", {"alpha": 0.5}).label
     'NGC α=0.5'
     """
-    algorithm = find(name)
-    for option in options.keys() - algorithm.model_fields.keys():
-        having = [a for a, c in ALGORITHMS.items() if option in c.model_fields]
+    return make(find(name), options)
+
+
+def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
+    """The algorithm of that kind with those hyper-parameters; what is wrong with them in words."""
+    known = kind.options()
+    for option in options.keys() - known.keys():
+        having = [name for name, other in ALGORITHMS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
-        because = f"{name} has no such option" + (f", {', '.join(few)} have" if few else "")
-        raise BadValue(option, options[option], ", ".join(algorithm.model_fields), because)
+        because = f"{kind.name} has no such option" + (f", {', '.join(few)} have" if few else "")
+        raise BadValue(option, options[option], ", ".join(known), because)
     try:
-        return algorithm(**options)
+        return kind(**options)
     except ValidationError as error:
-        raise first_error(error, algorithm.model_fields) from None
+        raise first_error(error, known) from None

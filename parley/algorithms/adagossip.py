@@ -9,52 +9,71 @@ communication compression", 2024. As CHOCO, with the rate from the size of the d
 C `codec`, η `lr` in d, γ `gamma`, β₂ `smoothing`. Axes: A agents hosted here, D flat parameters.
 """
 
+from typing import ClassVar, NamedTuple
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Memory
-from parley.algorithms.choco import DifferenceGossip
-from parley.algorithms.composed import SGD, Composed, Own, Slot
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.algorithms.base import CodecSpec
+from parley.algorithms.choco import Copies, all_known, known, told
+from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent
+from parley.algorithms.recipe import Named, Recipe
+from parley.neighbourhood import Neighbourhood
 
 
-class AdaptiveGossip(DifferenceGossip):
+class Disagreement(NamedTuple):
+    """CHOCO's copies, and how much they have differed."""
+
+    copies: Copies
+    square_AD: Tensor
+    """v."""
+    weight_A: Tensor
+    """1 - β₂ᵗ."""
+
+
+class AdaptiveGossip(AveragingRule):
     """AdaGossip's averaging rule."""
 
+    word = "adagossip"
+    title = "AdaGossip"
+    static: ClassVar[bool] = True
+    keeps_sums: ClassVar[bool] = False
     gamma: float = Field(0.001, gt=0)
     """γ, the averaging rate, to be divided by the root mean square of the disagreement."""
+    codec: CodecSpec = "sign"
+    """C, how differences are written on the wire."""
     smoothing: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the mean square of the disagreement follows."""
 
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
-        """A mean square of nothing, beside what CHOCO's rule keeps."""
-        memory = {}
-        for slot in self.slots:  # type: ignore[attr-defined]
-            memory[f"{slot}_square_AD"] = torch.zeros_like(x_AD)
-            memory[f"{slot}_weight_A"] = x_AD.new_zeros(len(x_AD))
-        return memory
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Disagreement:
+        """All values are known, and a mean square of nothing."""
+        copies = all_known(x_AD, hood, apart, edges)
+        return Disagreement(copies, torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD)))
 
-    def average(
-        self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot
-    ) -> tuple[Tensor, Flow | None]:
+    def send(
+        self, state: Disagreement, x_AD: Tensor, hood: Neighbourhood, channel: Channel
+    ) -> tuple[Sent, Disagreement]:
+        """x̂ ← x̂ + C(x - x̂), here and at the neighbours."""
+        copies = told(state.copies, x_AD, hood, self.codec, channel)
+        return known(x_AD, copies, hood), state._replace(copies=copies)
+
+    def mix(
+        self, state: Disagreement, x_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, Disagreement]:
         """x + min(1, γ / (√v̂ + 10⁻⁸)) r."""
-        super().share(x_AD, hood, memory, slot)
-        r_AD = memory[f"{slot}_heard_AD"] - memory[f"{slot}_known_AD"]
-        square, weight = f"{slot}_square_AD", f"{slot}_weight_A"
-        memory[square] = torch.lerp(r_AD.square(), memory[square], self.smoothing)
-        memory[weight] = self.smoothing * memory[weight] + (1 - self.smoothing)  # 1 - β₂ᵗ
-        root_AD = (memory[square] / memory[weight][:, None]).sqrt()
-        return x_AD + (self.gamma / (root_AD + 1e-8)).clamp(max=1) * r_AD, self._known(
-            hood, memory, slot
-        )
-
-    def share(self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot) -> None:
-        """It has been, before the averaging."""
+        copies, square_AD, weight_A = state
+        r_AD = copies.heard_AD - copies.known_AD
+        square_AD = torch.lerp(r_AD.square(), square_AD, self.smoothing)
+        weight_A = self.smoothing * weight_A + (1 - self.smoothing)
+        root_AD = (square_AD / weight_A[:, None]).sqrt()
+        mixed_AD = x_AD + (self.gamma / (root_AD + 1e-8)).clamp(max=1) * r_AD
+        return mixed_AD, Disagreement(copies, square_AD, weight_A)
 
 
-class AdaGossip(AdaptiveGossip, SGD, Own, Composed):
-    """CHOCO whose averaging rate follows the disagreement, parameter by parameter."""
-
-    name = "adagossip"
-    title = "AdaGossip"
+AdaGossip = Named(
+    "adagossip",
+    "AdaGossip",
+    Recipe(gradient=Own(), update=SGD(), averaging=AdaptiveGossip()),
+    "CHOCO whose averaging rate follows the disagreement, parameter by parameter.",
+)

@@ -1,19 +1,22 @@
-"""What an algorithm is, and what the paper's five methods have in common.
+"""What an algorithm is, and the options that several share.
 
 Axes: A agents hosted here, D flat parameters.
 """
 
+import inspect
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from parley.data import Batch
 from parley.errors import BadValue
 from parley.graphs import Property, Topology
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.neighbourhood import Neighbourhood
+from parley.wire import codec as codecs
 
 AS_RUN: dict[str, Any] = {
     "gradient_at": "mixed",
@@ -30,11 +33,23 @@ The printed paper's choices are the fields' defaults."""
 CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+class Stepped(NamedTuple):
+    """What a step gives."""
+
+    state: Any
+    """The state from which the next step goes on."""
+    loss_A: Tensor
+    """Loss of each hosted agent's model on its own batch, where the step took its gradient."""
+    active_A: Tensor | None = None
+    """Which agents took the step, where some rest; only their losses count."""
+
+
 class Algorithm(BaseModel, ABC):
     """A decentralized optimizer: hyper-parameters as fields, `init` and `step` on explicit state.
 
-    A state is a NamedTuple of tensors whose first field is ``x_AD``, the hosted agents' models.
-    Field names end in their axes (A, I or O, then D): checkpoints rely on it.
+    A state is a NamedTuple of tensors, or of such NamedTuples, whose first field is ``x_AD``, the
+    hosted agents' models. Names of tensors end in their axes (A, I or O, then D): checkpoints rely
+    on it.
     """
 
     model_config = CONFIG
@@ -47,16 +62,33 @@ class Algorithm(BaseModel, ABC):
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
 
     @classmethod
+    def options(cls) -> dict[str, FieldInfo]:
+        """The hyper-parameters by name: what flags, TOML keys and help are made from."""
+        return cls.model_fields
+
+    @classmethod
+    def about(cls) -> str:
+        """The idea, in a few sentences."""
+        return inspect.getdoc(cls) or ""
+
+    @classmethod
     def as_run(cls, **options: Any) -> Self:
         """With the choices of the NGC authors' public code, then `options`."""
         return cls(**(cls.choices_as_run() | options))
 
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
-        """Those of `AS_RUN` that the algorithm has; all of them or, as here, a refusal."""
-        because = f"the NGC authors' choices do not all have a place in {cls.name}"
-        valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
-        raise BadValue("variant", "as-run", valid, because)
+        """Those of `AS_RUN` that the algorithm has: all of them, or a refusal."""
+        return choices_as_run(cls.name, cls.options())
+
+    @property
+    def kind(self) -> Any:
+        """What makes algorithms of this name: its class, or a named recipe."""
+        return type(self)
+
+    def settings(self, given: bool = False) -> dict[str, Any]:
+        """The hyper-parameters' values, all or only those that were given."""
+        return self.model_dump(exclude_unset=given)
 
     @property
     def label(self) -> str:
@@ -76,68 +108,103 @@ class Algorithm(BaseModel, ABC):
         topology.require(self.needs, self.name)
 
     @abstractmethod
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Any:
-        """The state before the first step."""
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> Any:
+        """The state before the first step.
+
+        `apart` says that the agents' models differ, as they do when a host has gone. What an
+        algorithm must know of the neighbours' models then has to be sent.
+        """
 
     @abstractmethod
-    def step(self, state: Any, hood: Neighbourhood, batch: Batch, lr: float) -> Any:
-        """The state after one more step at learning rate `lr`."""
+    def step(self, state: Any, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+        """One more step at learning rate `lr`."""
 
 
-Memory = dict[str, Tensor]
-"""What a part keeps from step to step, by name; names end in their axes, as a state's do."""
+def choices_as_run(name: str, options: dict[str, FieldInfo]) -> dict[str, Any]:
+    """Those of `AS_RUN` among the options of an algorithm: all of them, or a refusal."""
+    if "gradient_at" not in options:
+        because = f"the NGC authors' choices do not all have a place in {name}"
+        valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
+        raise BadValue("variant", "as-run", valid, because)
+    return {option: value for option, value in AS_RUN.items() if option in options}
 
 
-class Part(BaseModel):
-    """A rule of which algorithms are put together, with its hyper-parameters as fields.
+Momentum = Annotated[float, Field(ge=0, lt=1, description="β, the momentum coefficient.")]
+Nesterov = Annotated[
+    bool,
+    Field(
+        description="False, as printed: v = βv - ηg, the step is v. True, as run: v = βv + g, the "
+        "step is -η(g + βv). They also differ when the learning rate changes: only the first "
+        "carries the old rate along in v."
+    ),
+]
+WeightDecay = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="λ: adds λx to the final gradient, at the point where that gradient is taken.",
+    ),
+]
+Rate = Annotated[
+    float,
+    Field(
+        gt=0,
+        le=1,
+        description="γ, the averaging rate: how far a gossip step goes towards the "
+        "neighbourhood's mean.",
+    ),
+]
+GradientAt = Annotated[
+    Literal["own", "mixed"],
+    Field(
+        description="Where the self-gradient is taken: at the own model as printed, or as run at "
+        "the model already mixed with the neighbours'."
+    ),
+]
+Scope = Annotated[
+    Literal["whole", "tensor"],
+    Field(
+        description="What is handled at once: the whole gradient as printed, or as run each "
+        "parameter tensor (with a compression scale of its own, and for CGA a projection of its "
+        "own)."
+    ),
+]
 
-    What it keeps from step to step is made by a method ``start(x_AD, hood)``, if there is one. That
-    of each class is called, its parents' too: it makes only what the class itself adds.
+
+def _checked(spec: str) -> str:
+    codecs.build(spec, [1])
+    return spec
+
+
+CodecSpec = Annotated[str, AfterValidator(_checked)]
+"""How values are written on the wire: dense, fp16, sign, topk:0.01, …"""
+
+
+def descend(
+    rule: Any, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
+) -> tuple[Tensor, Tensor]:
+    """SGD with the momentum, Nesterov and weight decay of `rule`: step and new momentum.
+
+    The step is what is to be added to the models; `at_AD` is where the gradient was taken.
     """
+    if rule.weight_decay:
+        g_AD = g_AD + rule.weight_decay * at_AD
+    if rule.nesterov:
+        v_AD = torch.add(g_AD, v_AD, alpha=rule.momentum)
+        return torch.add(g_AD, v_AD, alpha=rule.momentum).mul_(-lr), v_AD
+    v_AD = (rule.momentum * v_AD).sub_(g_AD, alpha=lr)
+    return v_AD, v_AD
 
-    model_config = CONFIG
 
+class MomentumSGD(Algorithm):
+    """An algorithm of its own whose agents step by SGD with momentum."""
 
-class Momentum(Part):
-    """Heavy-ball or Nesterov momentum, the update rule of the paper's five methods."""
-
-    momentum: float = Field(0.0, ge=0, lt=1)
-    """β, the momentum coefficient."""
-    nesterov: bool = False
-    """False, as printed: v = βv - ηg, the step is v. True, as run: v = βv + g, the step is
-    -η(g + βv). They also differ when the learning rate changes: only the first carries the old
-    rate along in v."""
-    weight_decay: float = Field(0.0, ge=0)
-    """λ: adds λx to the final gradient, at the point where that gradient is taken."""
+    momentum: Momentum = 0.0
+    nesterov: Nesterov = False
+    weight_decay: WeightDecay = 0.0
 
     def descend(
         self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
     ) -> tuple[Tensor, Tensor]:
         """The step to add to the models, and the new momentum."""
-        if self.weight_decay:
-            g_AD = g_AD + self.weight_decay * at_AD
-        if self.nesterov:
-            v_AD = torch.add(g_AD, v_AD, alpha=self.momentum)
-            return torch.add(g_AD, v_AD, alpha=self.momentum).mul_(-lr), v_AD
-        v_AD = (self.momentum * v_AD).sub_(g_AD, alpha=lr)
-        return v_AD, v_AD
-
-
-class MomentumSGD(Momentum, Algorithm):
-    """What the paper's five methods share: averaging rate, momentum, weight decay."""
-
-    gamma: float = Field(1.0, gt=0, le=1)
-    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
-    gradient_at: Literal["own", "mixed"] = "own"
-    """Where the self-gradient is taken: at the own model as printed, or as run at the model
-    already mixed with the neighbours'."""
-
-    @classmethod
-    def choices_as_run(cls) -> dict[str, Any]:
-        """Those of `AS_RUN` that the algorithm has."""
-        return {name: value for name, value in AS_RUN.items() if name in cls.model_fields}
-
-    def mixed(self, x_AD: Tensor, x_I: Flow, hood: Neighbourhood) -> Tensor:
-        """The models after a gossip step. Waits for the neighbours': where the self-gradient does
-        not need them, it is computed before, while they are under way."""
-        return hood.gossip(x_AD, x_I, self.gamma)
+        return descend(self, g_AD, at_AD, v_AD, lr)

@@ -7,17 +7,25 @@ compression", NeurIPS 2022.
     V⁺ = V + γ (W - I) G + ∇⁺ - ∇;     G⁺ = G + C(V⁺ - G)
 
 That is gradient tracking whose models and whose tracked gradients are both averaged by CHOCO's
-rule: H and G are what the neighbours know. C `codec`, η `lr`, γ `gamma`. Axes: A agents hosted
-here, D flat parameters.
+rule. In the parts' words:
+
+    V   y_AD of `Tracking`, which starts from V = 0, ∇ = 0
+    H   known_AD of `DifferenceGossip`, for the models; (W - I) H is heard_AD - known_AD
+    G   the same for the tracked gradients
+    ∇   g_AD of `Tracking`; ∇⁺ is the gradient of this step
+
+`Recipe.step` computes the second line first, as V⁺ needs no more than ∇⁺ at the present X; then the
+step -η V⁺ and the first line. C `codec`, η `lr`, γ `gamma`.
 """
 
 from parley.algorithms.choco import DifferenceGossip
-from parley.algorithms.composed import SGD, Composed, Own
+from parley.algorithms.parts import SGD, Own
+from parley.algorithms.recipe import Named, Recipe
 from parley.algorithms.tracking import Tracking
 
-
-class BEER(Tracking, DifferenceGossip, SGD, Own, Composed):
-    """Gradient tracking with compressed differences in both rounds."""
-
-    name = "beer"
-    title = "BEER"
+BEER = Named(
+    "beer",
+    "BEER",
+    Recipe(gradient=Own(), correction=Tracking(), update=SGD(), averaging=DifferenceGossip()),
+    "Gradient tracking with compressed differences in both rounds.",
+)

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum
+from parley.algorithms.base import MomentumSGD, Stepped
 from parley.data import Batch
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -24,7 +24,7 @@ class State(NamedTuple):
     v_AD: Tensor
 
 
-class Central(Momentum, Algorithm):
+class Central(MomentumSGD):
     """All agents' gradients are averaged in every step, as if by a server."""
 
     name = "central"
@@ -34,14 +34,15 @@ class Central(Momentum, Algorithm):
     def check(self, topology: Topology) -> None:
         """Any graph will do: it is not used."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero. Models that are not one already would never become one."""
-        x_AD = hood.mean(x_AD) if hood.apart else x_AD
+        x_AD = hood.mean(x_AD) if apart else x_AD
         return State(x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD = state
-        g_AD = hood.mean(hood.gradient(x_AD, batch), kind="cross_gradients")
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        g_AD = hood.mean(g_AD, kind="cross_gradients")
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
-        return State(x_AD + d_AD, v_AD)
+        return Stepped(State(x_AD + d_AD, v_AD), loss_A)

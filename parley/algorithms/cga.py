@@ -17,7 +17,7 @@ neighbours of an agent, D flat parameters, P quadratic programs.
 
 from collections.abc import Sequence
 from itertools import chain, combinations
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ from pydantic import Field
 from scipy.optimize import nnls
 from torch import Tensor
 
-from parley.algorithms.base import Memory, MomentumSGD, Part
+from parley.algorithms.base import Scope
+from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
+from parley.algorithms.recipe import Named, Recipe
 from parley.data import Batch
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.graphs import Property
+from parley.neighbourhood import Neighbourhood, OnEdges
 
 GRAM_BLOCK = 16384
 """Entries that are made float64 at once."""
@@ -42,33 +45,17 @@ FEW = 4
 """Neighbours up to which all sets of multipliers above the floor are tried."""
 
 
-class State(NamedTuple):
-    """Models and momentum."""
-
-    x_AD: Tensor
-    v_AD: Tensor
-
-
-class Projection(Part):
-    """CGA's gradient rule."""
+class ProjectionRule(GradientRule):
+    """What CGA and CompCGA share: the projection."""
 
     looks_around: ClassVar[bool] = True
+    needs: ClassVar[Property] = "symmetric"
     qp_floor: float = Field(0.0, ge=0)
     """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, so
     that the projection is nearly a fixed mean."""
     qp_scale: Literal["none", "neighbourhood"] = "none"
     """Factor of the result: none as printed, or as run 1 / (neighbours + 1)."""
-    scope: Literal["whole", "tensor"] = "whole"
-    """What is handled at once: the whole gradient as printed, or as run each parameter tensor (with
-    a compression scale of its own, and for CGA a projection of its own)."""
-
-    def gradient(
-        self, at_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch, memory: Memory
-    ) -> Tensor:
-        """g*, with self-gradients at `at_AD` and cross-gradients at the own models."""
-        g_AD = hood.gradient(at_AD, batch)
-        r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
-        return self.project(g_AD, r_OD, hood)
+    scope: Scope = "whole"
 
     def project(self, g_AD: Tensor, r_OD: Tensor, hood: Neighbourhood) -> Tensor:
         """g* of every hosted agent."""
@@ -82,26 +69,29 @@ class Projection(Part):
         return result_AD
 
 
-class CGA(Projection, MomentumSGD):
-    """Projects each agent's gradient onto those that its neighbours' data agree with."""
+class Projection(ProjectionRule):
+    """CGA's gradient rule."""
 
-    name = "cga"
+    word = "cga"
     title = "CGA"
-    needs = "symmetric"
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
-        """Momentum starts at zero."""
-        return State(x_AD, torch.zeros_like(x_AD))
+    def apply(
+        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+    ) -> Found:
+        """g*, with self-gradients at `at_AD` and cross-gradients at the own models."""
+        assert x_I is not None
+        g_AD, loss_A = hood.gradient(at_AD, batch)
+        r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
+        return Found(self.project(g_AD, r_OD, hood), loss_A, state)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
-        """One iteration."""
-        x_AD, v_AD = state
-        x_I = hood.exchange(x_AD)
-        at_AD = x_AD if self.gradient_at == "own" else self.mixed(x_AD, x_I, hood)
-        g_AD = self.gradient(at_AD, x_I, hood, batch, {})
-        d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
-        mixed_AD = self.mixed(x_AD, x_I, hood) if self.gradient_at == "own" else at_AD
-        return State(mixed_AD + d_AD, v_AD)
+
+CGA = Named(
+    "cga",
+    "CGA",
+    Recipe(gradient=Projection(), update=SGD(), averaging=Gossip()),
+    "Projects each agent's gradient onto those that its neighbours' data agree with.",
+    without=("codec",),
+)
 
 
 def by_neighbours(sender_O: Tensor, agents: int) -> list[tuple[Tensor, Tensor]]:

@@ -13,71 +13,89 @@ zero. C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, I their i
 parameters.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import SGD, CodecSpec, Composed, Own, Slot, publish
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.algorithms.base import CodecSpec
+from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent, publish
+from parley.algorithms.recipe import Named, Recipe
+from parley.neighbourhood import Neighbourhood
 
 
-class DifferenceGossip(Part):
+class Copies(NamedTuple):
+    """What the neighbours know of the hosted agents' values, and these of theirs."""
+
+    known_AD: Tensor
+    """x̂^i."""
+    heard_AD: Tensor
+    """Σ_j w_ij x̂^j."""
+    known_ID: Tensor | None
+    """Each neighbour's x̂^j, where the gradient rule asks for it."""
+
+
+class DifferenceGossip(AveragingRule):
     """CHOCO's averaging rule."""
 
+    word = "choco"
+    title = "CHOCO"
     static: ClassVar[bool] = True
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
     codec: CodecSpec = "sign"
     """C, how differences are written on the wire."""
 
-    @property
-    def gossip_rate(self) -> float:
-        """Models are tested after gossip in full, for which γ need not be small."""
-        return 1.0
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Copies:
+        """All values are known."""
+        return all_known(x_AD, hood, apart, edges)
 
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
-        """All models are known, tracked gradients are zero."""
-        zeros_AD = torch.zeros_like(x_AD)
-        x_I = hood.exchange(x_AD) if hood.apart else None
-        heard_AD = hood.weight_sum_A * x_AD if x_I is None else hood.average(x_AD, x_I)
-        memory = {"x_known_AD": x_AD, "x_heard_AD": heard_AD}
-        if "y" in self.slots:  # type: ignore[attr-defined]
-            memory |= {"y_known_AD": zeros_AD, "y_heard_AD": zeros_AD}
-        if self.looks_around:  # type: ignore[attr-defined]
-            known_ID = x_AD[hood.receiver_I] if x_I is None else torch.cat([x_AD[:0], *x_I])
-            memory["x_known_ID"] = known_ID
-        return memory
+    def send(
+        self, state: Copies, x_AD: Tensor, hood: Neighbourhood, channel: Channel
+    ) -> tuple[Sent, Copies]:
+        """Nothing: what is averaged has been told at the end of the last step."""
+        return known(x_AD, state, hood), state
 
-    def average(
-        self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot
-    ) -> tuple[Tensor, Flow | None]:
+    def mix(
+        self, state: Copies, x_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, Copies]:
         """x + γ (Σ_j w_ij x̂^j - x̂^i)."""
-        r_AD = memory[f"{slot}_heard_AD"] - memory[f"{slot}_known_AD"]
-        return x_AD + self.gamma * r_AD, self._known(hood, memory, slot)
+        return x_AD + self.gamma * (state.heard_AD - state.known_AD), state
 
-    def share(self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot) -> None:
+    def share(self, state: Copies, x_AD: Tensor, hood: Neighbourhood, channel: Channel) -> Copies:
         """x̂⁺ = x̂ + C(x⁺ - x̂), here and at the neighbours."""
-        known, heard = f"{slot}_known_AD", f"{slot}_heard_AD"
-        q_AD, q_I = publish(x_AD - memory[known], hood, self.codec, slot)
-        memory[known] = memory[known] + q_AD
-        memory[heard] = memory[heard] + hood.average(q_AD, q_I)
-        if slot == "x" and "x_known_ID" in memory:
-            memory["x_known_ID"] = memory["x_known_ID"] + torch.cat([q_AD[:0], *q_I])
-
-    def _known(self, hood: Neighbourhood, memory: Memory, slot: Slot) -> Flow | None:
-        edges = memory.get(f"{slot}_known_ID")
-        return None if edges is None else hood.stored(edges)
+        return told(state, x_AD, hood, self.codec, channel)
 
 
-class CHOCO(DifferenceGossip, SGD, Own, Composed):
-    """Step on the own data, then average with what is known of the neighbours' models.
+def all_known(x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Copies:
+    """Everyone knows the neighbours' values: by itself if they are equal, else they are sent."""
+    x_I = hood.exchange(x_AD) if apart else None
+    heard_AD = hood.weight_sum_A * x_AD if x_I is None else hood.average(x_AD, x_I)
+    if not edges:
+        return Copies(x_AD, heard_AD, None)
+    return Copies(x_AD, heard_AD, x_AD[hood.receiver_I] if x_I is None else hood.collect(x_I))
 
-    What is sent is a compressed difference, so that the error of the compression dies out as the
-    models settle.
-    """
 
-    name = "choco"
-    title = "CHOCO-SGD"
+def known(x_AD: Tensor, copies: Copies, hood: Neighbourhood) -> Sent:
+    """What is known of the neighbours' values without sending anything."""
+    known_ID = copies.known_ID
+    return Sent(x_AD, None, None if known_ID is None else hood.stored(known_ID))
+
+
+def told(copies: Copies, x_AD: Tensor, hood: Neighbourhood, codec: str, channel: Channel) -> Copies:
+    """The copies after everyone has sent C(x - x̂) and added up what came."""
+    known_AD, heard_AD, known_ID = copies
+    q_AD, q_I = publish(x_AD - known_AD, hood, codec, channel)
+    if known_ID is not None:
+        known_ID = known_ID + hood.collect(q_I)
+    return Copies(known_AD + q_AD, heard_AD + hood.average(q_AD, q_I), known_ID)
+
+
+CHOCO = Named(
+    "choco",
+    "CHOCO-SGD",
+    Recipe(gradient=Own(), update=SGD(), averaging=DifferenceGossip()),
+    "Step on the own data, then average with what is known of the neighbours' models. What is sent "
+    "is a compressed difference, so that the error of the compression dies out as the models "
+    "settle.",
+)

@@ -1,4 +1,4 @@
-"""CompNGC: NGC whose second round is one bit an entry.
+"""CompNGC: NGC whose second round is one bit per entry.
 
 Aketi, Kodge, Roy, "Neighborhood Gradient Clustering", the algorithm "Compressed Neighborhood
 Gradient Clustering" in its appendix, whose line numbers are given; error feedback after
@@ -6,74 +6,90 @@ Karimireddy et al., ICML 2019.
 
     p = g + e;   δ = (‖p‖₁ / d) sgn(p);   e⁺ = p - δ;   g̃^i = Σ_j [(1 - α) w_ji δ^ji + α w_ij δ^ij]
 
+The rest is NGC's: line 8 is `Gossip.send`, line 19 `SGD.apply`, lines 20-21 `Gossip.mix`.
 α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, I their incoming edges,
 D flat parameters.
 """
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Memory
-from parley.algorithms.ngc import NGC, Clustering
+from parley.algorithms.base import Scope
+from parley.algorithms.ngc import Alpha, suffix
+from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
+from parley.algorithms.recipe import Named, Recipe
 from parley.data import Batch
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.neighbourhood import Compressed, Neighbourhood, OnEdges
 from parley.wire.codec import ScaledSign
 
 
-class State(NamedTuple):
-    """Models, momentum, and what compression has held back so far."""
+class Errors(NamedTuple):
+    """What compression has held back so far."""
 
-    x_AD: Tensor
-    v_AD: Tensor
     e_AD: Tensor
     """Of the self-gradients, e^ii."""
     e_ID: Tensor
     """Of the cross-gradients, e^ji."""
 
 
-class CompressedClustering(Clustering):
+class CompressedClustering(GradientRule):
     """CompNGC's gradient rule."""
 
-    scope: Literal["whole", "tensor"] = "whole"
-    """What is handled at once: the whole gradient as printed, or as run each parameter tensor (with
-    a compression scale of its own, and for CGA a projection of its own)."""
-
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
-        """Errors start at zero."""
-        return {"e_AD": torch.zeros_like(x_AD), "e_ID": hood.zeros_I()}
-
-    def gradient(
-        self, at_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch, memory: Memory
-    ) -> Tensor:
-        """g̃^i of compressed gradients; what compression holds back is kept in `memory`."""
-        codec = ScaledSign(hood.sizes if self.scope == "tensor" else (sum(hood.sizes),))
-        p_AD = hood.gradient(at_AD, batch) + memory["e_AD"]  # lines 4-5
-        δ_AD = codec.round_trip(p_AD)  # line 6
-        memory["e_AD"] = p_AD - δ_AD  # line 7
-        g_I = hood.cross_gradient(x_I, batch)  # lines 9-10
-        δ_I = hood.compress(g_I, memory["e_ID"], codec)  # lines 11-13
-        return hood.cluster(δ_AD, δ_I, self.alpha)  # lines 14-18
-
-
-class CompNGC(CompressedClustering, NGC):
-    """NGC with error-compensated 1-bit self- and cross-gradients."""
-
-    name = "compngc"
+    word = "compngc"
     title = "CompNGC"
+    looks_around: ClassVar[bool] = True
+    alpha: Alpha = 1.0
+    scope: Scope = "whole"
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:  # type: ignore[override]
-        """Momentum and errors start at zero."""
-        return State(x_AD, torch.zeros_like(x_AD), torch.zeros_like(x_AD), hood.zeros_I())
+    @property
+    def suffix(self) -> str:
+        """α is part of the label where it is not 1."""
+        return suffix(self.alpha)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:  # type: ignore[override]
-        """Lines 3 to 21."""
-        x_AD, v_AD, e_AD, e_ID = state
-        x_I = hood.exchange(x_AD)  # line 8
-        at_AD = x_AD if self.gradient_at == "own" else self.mixed(x_AD, x_I, hood)
-        memory = {"e_AD": e_AD, "e_ID": e_ID}
-        g_AD = self.gradient(at_AD, x_I, hood, batch, memory)  # lines 4-7 and 9-18
-        d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)  # line 19
-        mixed_AD = self.mixed(x_AD, x_I, hood) if self.gradient_at == "own" else at_AD
-        return State(mixed_AD + d_AD, v_AD, **memory)  # lines 20-21
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Errors:
+        """Errors start at zero."""
+        return Errors(torch.zeros_like(x_AD), hood.zeros_I())
+
+    def apply(
+        self, state: Errors, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+    ) -> Found:
+        """g̃^i of compressed gradients."""
+        assert x_I is not None
+        δ_AD, loss_A, e_AD, δ_I = one_bit(state, at_AD, x_I, hood, batch, self.scope)  # lines 4-13
+        g_AD = hood.cluster(δ_AD, δ_I, self.alpha)  # lines 14-18
+        return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
+
+
+class OneBit(NamedTuple):
+    """Gradients of one bit per entry."""
+
+    δ_AD: Tensor
+    loss_A: Tensor
+    e_AD: Tensor
+    """The new errors of the self-gradients."""
+    δ_I: Compressed
+    """The cross-gradients; it has their new errors once it is read."""
+
+
+def one_bit(
+    errors: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch, scope: Scope
+) -> OneBit:
+    """Self- and cross-gradients, compressed, with errors from and for the other steps."""
+    codec = ScaledSign(hood.sizes if scope == "tensor" else (sum(hood.sizes),))
+    g_AD, loss_A = hood.gradient(at_AD, batch)  # line 4
+    p_AD = g_AD + errors.e_AD  # line 5
+    δ_AD = codec.round_trip(p_AD)  # line 6
+    g_I = hood.cross_gradient(x_I, batch)  # lines 9-10
+    δ_I = hood.compress(g_I, errors.e_ID, codec)  # lines 11-13
+    return OneBit(δ_AD, loss_A, p_AD - δ_AD, δ_I)  # line 7
+
+
+CompNGC = Named(
+    "compngc",
+    "CompNGC",
+    Recipe(gradient=CompressedClustering(), update=SGD(), averaging=Gossip()),
+    "NGC with error-compensated 1-bit self- and cross-gradients.",
+    without=("codec",),
+)

@@ -16,11 +16,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm
+from parley.algorithms.base import Algorithm, Stepped
 from parley.data import Batch
 from parley.errors import BadValue
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -55,12 +55,14 @@ class D2(Algorithm):
             because = f"d2 needs (1 - γ) I + γ W to have eigenvalues above -1/3, here {least:.4g}"
             raise BadValue("gamma", self.gamma, f"below {most:.4g} on {topology.name}", because)
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """As if the agents had rested before, with no gradient: the first step is then plain."""
         return State(x_AD, x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, old_AD, s_old_AD = state
-        s_AD = lr * (hood.gradient(x_AD, batch) + self.weight_decay * x_AD)
-        return State(hood.mix(2 * x_AD - old_AD - s_AD + s_old_AD, self.gamma), x_AD, s_AD)
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        s_AD = lr * (g_AD + self.weight_decay * x_AD)
+        new_AD = hood.mix(2 * x_AD - old_AD - s_AD + s_old_AD, self.gamma)
+        return Stepped(State(new_AD, x_AD, s_AD), loss_A)

@@ -13,9 +13,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm
+from parley.algorithms.base import Algorithm, Momentum, Rate, Stepped
 from parley.data import Batch
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -31,21 +31,20 @@ class DecentLaM(Algorithm):
     name = "decentlam"
     title = "DecentLaM"
 
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """β, the momentum coefficient."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    momentum: Momentum = 0.9
+    gamma: Rate = 1.0
     weight_decay: float = Field(0.0, ge=0)
     """λ: adds λx to the gradient."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, m_AD = state
-        g_AD = hood.gradient(x_AD, batch) + self.weight_decay * x_AD
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        g_AD = g_AD + self.weight_decay * x_AD
         g_AD = (x_AD - hood.mix(x_AD - lr * g_AD, self.gamma)) / lr
         m_AD = self.momentum * m_AD + g_AD
-        return State(x_AD - lr * m_AD, m_AD)
+        return Stepped(State(x_AD - lr * m_AD, m_AD), loss_A)

@@ -7,44 +7,59 @@ Tang et al., "DeepSqueeze: decentralization meets error-compensated compression"
 C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, D flat parameters.
 """
 
+from typing import ClassVar, NamedTuple
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import SGD, CodecSpec, Composed, Own, Slot, publish
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.algorithms.base import CodecSpec
+from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent, publish
+from parley.algorithms.recipe import Named, Recipe
+from parley.neighbourhood import Neighbourhood
 
 
-class CompensatedGossip(Part):
+class HeldBack(NamedTuple):
+    """What compression has held back so far, e."""
+
+    error_AD: Tensor
+
+
+class CompensatedGossip(AveragingRule):
     """DeepSqueeze's averaging rule."""
 
+    word = "deepsqueeze"
+    title = "DeepSqueeze"
+    tells_values: ClassVar[bool] = False
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
     codec: CodecSpec = "sign"
     """C, how models are written on the wire."""
 
-    @property
-    def gossip_rate(self) -> float:
-        """Models are tested after gossip in full, for which γ need not be small."""
-        return 1.0
-
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> HeldBack:
         """Errors start at zero."""
-        return {f"{slot}_error_AD": torch.zeros_like(x_AD) for slot in self.slots}  # type: ignore[attr-defined]
+        return HeldBack(torch.zeros_like(x_AD))
 
-    def average(
-        self, x_AD: Tensor, hood: Neighbourhood, memory: Memory, slot: Slot
-    ) -> tuple[Tensor, Flow | None]:
+    def send(
+        self, state: HeldBack, x_AD: Tensor, hood: Neighbourhood, channel: Channel
+    ) -> tuple[Sent, HeldBack]:
+        """C(v), e⁺ = v - C(v)."""
+        v_AD = x_AD + state.error_AD
+        q_AD, q_I = publish(v_AD, hood, self.codec, channel)
+        return Sent(q_AD, q_I, None), HeldBack(v_AD - q_AD)
+
+    def mix(
+        self, state: HeldBack, x_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, HeldBack]:
         """x + γ Σ_j (w_ij - I_ij) C(v^j)."""
-        v_AD = x_AD + memory[f"{slot}_error_AD"]
-        q_AD, q_I = publish(v_AD, hood, self.codec, slot)
-        memory[f"{slot}_error_AD"] = v_AD - q_AD
-        return x_AD + self.gamma * (hood.average(q_AD, q_I) - q_AD), None
+        q_AD, q_I, _ = sent
+        assert q_I is not None
+        return x_AD + self.gamma * (hood.average(q_AD, q_I) - q_AD), state
 
 
-class DeepSqueeze(CompensatedGossip, SGD, Own, Composed):
-    """Step on the own data, then average compressed models; what is cut off is sent next time."""
-
-    name = "deepsqueeze"
-    title = "DeepSqueeze"
+DeepSqueeze = Named(
+    "deepsqueeze",
+    "DeepSqueeze",
+    Recipe(gradient=Own(), update=SGD(), averaging=CompensatedGossip()),
+    "Step on the own data, then average compressed models; what is cut off is sent next time.",
+)

@@ -11,12 +11,11 @@ Jin, Yang, ICML 2019. D-PSGD in the order "average, then step", with Nesterov mo
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms.base import GradientAt, Momentum, MomentumSGD, Rate, Stepped
 from parley.data import Batch
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -32,19 +31,21 @@ class DMSGD(MomentumSGD):
     name = "dmsgd"
     title = "DMSGD"
 
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """β, the momentum coefficient."""
+    momentum: Momentum = 0.9
     nesterov: bool = True
     """True: v = βv + g, the step is -η(g + βv). False: v = βv - ηg, the step is v."""
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD = state
         mixed_AD = hood.mix(x_AD, self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
-        d_AD, v_AD = self.descend(hood.gradient(at_AD, batch), at_AD, v_AD, lr)
-        return State(mixed_AD + d_AD, v_AD)
+        g_AD, loss_A = hood.gradient(at_AD, batch)
+        d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
+        return Stepped(State(mixed_AD + d_AD, v_AD), loss_A)

@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum
+from parley.algorithms.base import MomentumSGD, Stepped
 from parley.data import Batch
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -27,7 +27,7 @@ class State(NamedTuple):
     v_AD: Tensor
 
 
-class FedAvg(Momentum, Algorithm):
+class FedAvg(MomentumSGD):
     """Local steps on the own data, then a server averages all models."""
 
     name = "fedavg"
@@ -40,15 +40,16 @@ class FedAvg(Momentum, Algorithm):
     def check(self, topology: Topology) -> None:
         """Any graph will do: it is not used."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step, and the averaging if it is due."""
         x_AD, v_AD = state
-        d_AD, v_AD = self.descend(hood.gradient(x_AD, batch), x_AD, v_AD, lr)
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = x_AD + d_AD
         if (batch.step + 1) % self.local_steps == 0:
             x_AD = hood.mean(x_AD)
-        return State(x_AD, v_AD)
+        return Stepped(State(x_AD, v_AD), loss_A)

@@ -17,9 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms.base import GradientAt, MomentumSGD, Rate, Stepped
 from parley.data import Batch
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -44,23 +44,27 @@ class GUT(MomentumSGD):
     title = "GUT"
     static = True
 
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
     mu: float = Field(0.1, ge=0, lt=1)
     """μ, the weight of what is tracked."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """As if all had rested before: everyone starts from the same model."""
         zeros_AD, ones_A = torch.zeros_like(x_AD), x_AD.new_ones(len(x_AD))
         return State(x_AD, zeros_AD, zeros_AD, x_AD, x_AD, ones_A)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD, δ_old_AD, old_AD, heard_old_AD, lr_A = state
         heard_AD = hood.average(x_AD, hood.exchange(x_AD))
         gossip_AD = self.gamma * (heard_AD - x_AD)
         at_AD = x_AD + gossip_AD if self.gradient_at == "mixed" else x_AD
-        δ_AD = hood.gradient(at_AD, batch) - gossip_AD / lr
+        g_AD, loss_A = hood.gradient(at_AD, batch)
+        δ_AD = g_AD - gossip_AD / lr
         b = 1 + self.momentum + self.momentum**2 * self.nesterov
         moved_AD = heard_AD - heard_old_AD + b * (heard_old_AD - old_AD)
         y_AD = δ_AD - self.mu * (moved_AD / lr_A[:, None] + δ_old_AD)
         d_AD, v_AD = self.descend(y_AD, at_AD, v_AD, lr)
-        return State(x_AD + d_AD, v_AD, δ_AD, x_AD, heard_AD, torch.full_like(lr_A, lr))
+        new = State(x_AD + d_AD, v_AD, δ_AD, x_AD, heard_AD, torch.full_like(lr_A, lr))
+        return Stepped(new, loss_A)

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm
+from parley.algorithms.base import Algorithm, Momentum, Rate, Stepped
 from parley.data import Batch
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -34,21 +34,20 @@ class MomentumTracking(Algorithm):
     name = "momentum-tracking"
     title = "Momentum tracking"
 
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """β, the momentum coefficient."""
-    gamma: float = Field(1.0, gt=0, le=1)
-    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    momentum: Momentum = 0.9
+    gamma: Rate = 1.0
     weight_decay: float = Field(0.0, ge=0)
     """λ: adds λx to the gradient."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum and correction start at zero."""
         return State(x_AD, torch.zeros_like(x_AD), torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, u_AD, c_AD = state
-        u_AD = self.momentum * u_AD + hood.gradient(x_AD, batch) + self.weight_decay * x_AD
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        u_AD = self.momentum * u_AD + g_AD + self.weight_decay * x_AD
         x_AD = hood.mix(x_AD, self.gamma) - lr * (u_AD - c_AD)
         c_AD = hood.mix(c_AD - u_AD, self.gamma, kind="cross_gradients") + u_AD
-        return State(x_AD, u_AD, c_AD)
+        return Stepped(State(x_AD, u_AD, c_AD), loss_A)

@@ -9,20 +9,29 @@ With ``nesterov=False`` the step is -η m. β `momentum`, μ `mu`, η `lr`, γ `
 hosted here, D flat parameters.
 """
 
+from typing import NamedTuple
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import Composed, Gossip, Own
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.algorithms.base import Momentum
+from parley.algorithms.parts import Gossip, Own, UpdateRule
+from parley.algorithms.recipe import Named, Recipe
 
 
-class QuasiGlobal(Part):
+class Direction(NamedTuple):
+    """Where the models have been going, m̂."""
+
+    m_AD: Tensor
+
+
+class QuasiGlobal(UpdateRule):
     """QGM's update rule."""
 
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """β, the momentum coefficient."""
+    word = "qgm"
+    title = "QGM"
+    momentum: Momentum = 0.9
     mu: float = Field(0.9, ge=0, lt=1)
     """μ, how slowly the momentum follows the models."""
     nesterov: bool = True
@@ -30,23 +39,26 @@ class QuasiGlobal(Part):
     weight_decay: float = Field(0.0, ge=0)
     """λ: adds λx to the gradient."""
 
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
+    def init(self, x_AD: Tensor) -> Direction:
         """Momentum starts at zero."""
-        return {"m_AD": torch.zeros_like(x_AD)}
+        return Direction(torch.zeros_like(x_AD))
 
-    def update(self, g_AD: Tensor, x_AD: Tensor, lr: float, memory: Memory) -> Tensor:
+    def apply(
+        self, state: Direction, g_AD: Tensor, at_AD: Tensor, lr: float
+    ) -> tuple[Tensor, Direction]:
         """-η (g + β m), m = β m̂ + g."""
-        g_AD = g_AD + self.weight_decay * x_AD
-        m_AD = self.momentum * memory["m_AD"] + g_AD
-        return -lr * (g_AD + self.momentum * m_AD if self.nesterov else m_AD)
+        g_AD = g_AD + self.weight_decay * at_AD
+        m_AD = self.momentum * state.m_AD + g_AD
+        return -lr * (g_AD + self.momentum * m_AD if self.nesterov else m_AD), state
 
-    def settle(self, old_AD: Tensor, new_AD: Tensor, lr: float, memory: Memory) -> None:
+    def settle(self, state: Direction, old_AD: Tensor, new_AD: Tensor, lr: float) -> Direction:
         """m̂⁺ = μ m̂ + (1 - μ) (x - x⁺) / η."""
-        memory["m_AD"] = torch.lerp((old_AD - new_AD) / lr, memory["m_AD"], self.mu)
+        return Direction(torch.lerp((old_AD - new_AD) / lr, state.m_AD, self.mu))
 
 
-class QGM(QuasiGlobal, Gossip, Own, Composed):
-    """D-PSGD whose momentum follows where the averaged models have gone."""
-
-    name = "qgm"
-    title = "QGM"
+QGM = Named(
+    "qgm",
+    "QGM",
+    Recipe(gradient=Own(), update=QuasiGlobal(), averaging=Gossip()),
+    "D-PSGD whose momentum follows where the averaged models have gone.",
+)

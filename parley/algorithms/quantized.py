@@ -6,17 +6,15 @@ Aketi, Kodge, Roy, "Low precision decentralized distributed training over IID an
     x′ = x - η g;   x⁺ = x′ + γ Σ_j (w_ij - I_ij) C(x′^j)
 
 An agent counts for its own value what it has sent, so the mean over agents is kept. C `codec`,
-η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
+η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.composed import SGD, CodecSpec, Composed, Gossip, Own
+from parley.algorithms.parts import SGD, Gossip, Own
+from parley.algorithms.recipe import Named, Recipe
 
-
-class Quantized(Gossip, SGD, Own, Composed):
-    """D-PSGD with messages of 8 bits an entry, or what `codec` says."""
-
-    name = "quantized"
-    title = "Quantized D-PSGD"
-
-    codec: CodecSpec = "qsgd:8"
-    """C, how models are written on the wire."""
+Quantized = Named(
+    "quantized",
+    "Quantized D-PSGD",
+    Recipe(gradient=Own(), update=SGD(), averaging=Gossip(codec="qsgd:8")),
+    "D-PSGD with messages of 8 bits an entry, or what codec says.",
+)

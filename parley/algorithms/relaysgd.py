@@ -11,17 +11,18 @@ starts as that model times the number of agents behind k. η `lr` in d. Axes: A 
 I their incoming and O their outgoing edges, D flat parameters.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import networkx as nx
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum
+from parley.algorithms.base import MomentumSGD, Stepped
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.graphs import Edge, Topology
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -33,7 +34,7 @@ class State(NamedTuple):
     """At i -> j: m(j → i), the answer to what went along that edge."""
 
 
-class RelaySGD(Momentum, Algorithm):
+class RelaySGD(MomentumSGD):
     """Passes sums of models on along a tree: an exact average over all, only a little late."""
 
     name = "relaysgd"
@@ -47,37 +48,35 @@ class RelaySGD(Momentum, Algorithm):
                 "topology", topology.name, "a tree: chain, star, tree", "relaysgd needs one"
             )
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """As if the common start had been passed on for ever."""
-        behind_O = behind(hood.transport.topology)
-        edges = hood.transport.topology.edges
-        count_O1 = x_AD.new_tensor(
-            [[behind_O[edges[e]]] for r in hood.transport.outgoing_of for e in r]
-        ).reshape(-1, 1)
+        count = behind(hood.edges)
+        count_O1 = x_AD.new_tensor([[count[edge]] for edge in hood.edges_O]).reshape(-1, 1)
         return State(x_AD, torch.zeros_like(x_AD), count_O1 * x_AD[hood.sender_O])
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD, m_OD = state
-        d_AD, v_AD = self.descend(hood.gradient(x_AD, batch), x_AD, v_AD, lr)
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = x_AD + d_AD
         sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
-        m_ID = sum_AD[hood.receiver_I] - m_OD[hood.opposite_I]
+        m_ID = sum_AD[hood.receiver_I] - m_OD[hood.opposite_I()]
         m_OD = hood.send_back(hood.stored(m_ID), kind="models")
         sum_AD = x_AD.index_add(0, hood.sender_O, m_OD)
-        return State(sum_AD / hood.transport.topology.agents, v_AD, m_OD)
+        return Stepped(State(sum_AD / len(hood.everyone), v_AD, m_OD), loss_A)
 
 
-def behind(topology: Topology) -> dict[tuple[int, int], int]:
+def behind(edges: Sequence[Edge]) -> dict[Edge, int]:
     """For each edge i -> j of a tree the agents on j's side of it.
 
     >>> from parley.graphs import chain
-    >>> behind(chain(4))[1, 2], behind(chain(4))[2, 1]
+    >>> behind(chain(4).edges)[1, 2], behind(chain(4).edges)[2, 1]
     (2, 2)
     """
-    tree = nx.Graph(topology.graph)
+    tree = nx.Graph(edges)
     found = {}
-    for i, j in topology.edges:
+    for i, j in edges:
         tree.remove_edge(i, j)
         found[i, j] = len(nx.node_connected_component(tree, j))
         tree.add_edge(i, j)

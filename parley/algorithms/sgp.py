@@ -7,51 +7,55 @@ shares out a weight as well, and divides by what it receives:
 
     x ← W (x - η g(z));   w ← W w;   z = x / w
 
-z is the model; x and w start at z and 1. η `lr`, γ `gamma`. Axes: A agents hosted here, D flat
-parameters.
+z is the model; x and w start at z and 1. η `lr`, γ `gamma`. Axes: A agents hosted here, I their
+incoming edges, D flat parameters.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import SGD, Composed, Gossip, Own
+from parley.algorithms.parts import SGD, Debias, Gossip, Own, Weighed
+from parley.algorithms.recipe import Named, Recipe
 from parley.graphs import Property
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.neighbourhood import Neighbourhood
 
 
-class PushSum(Part):
+class Weights(NamedTuple):
+    """What each agent's model is to be divided by."""
+
+    w_A1: Tensor
+
+
+class PushSum(Debias):
     """De-biasing: the averaging rule is applied to w z, and w is averaged along with it."""
 
+    word = "push-sum"
+    title = "Push-sum"
     needs: ClassVar[Property] = "column-stochastic"
 
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
+    def init(self, x_AD: Tensor) -> Weights:
         """Everyone has a weight of 1."""
-        return {"w_A1": x_AD.new_ones(len(x_AD), 1)}
+        return Weights(x_AD.new_ones(len(x_AD), 1))
 
-    def weigh(self, x_AD: Tensor, hood: Neighbourhood, memory: Memory) -> Tensor:
+    def weigh(
+        self, state: Weights, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
+    ) -> Weighed:
         """w z; and w is averaged, at the same rate as that will be."""
-        w_A1 = memory["w_A1"]
-        _, w_I = hood.publish(w_A1)
-        memory["w_A1"] = torch.lerp(w_A1, hood.average(w_A1, w_I), self.gamma)  # type: ignore[attr-defined]
-        if self.looks_around:  # type: ignore[attr-defined]
-            memory["w_I1"] = torch.cat([w_A1[:0], *w_I])
-        return w_A1 * x_AD
+        w_A1 = state.w_A1
+        w_I = hood.exchange(w_A1)
+        new_A1 = torch.lerp(w_A1, hood.average(w_A1, w_I), rate)
+        return Weighed(w_A1 * x_AD, hood.collect(w_I) if edges else None, Weights(new_A1))
 
-    def unweigh(self, n_AD: Tensor, memory: Memory) -> Tensor:
+    def unweigh(self, state: Weights, n_AD: Tensor) -> Tensor:
         """z = x / w."""
-        return n_AD / memory["w_A1"]
-
-    def unweigh_flow(self, n_I: Flow, hood: Neighbourhood, memory: Memory) -> Flow:
-        """The neighbours' z."""
-        return hood.divided(n_I, memory["w_I1"])
+        return n_AD / state.w_A1
 
 
-class SGP(PushSum, SGD, Gossip, Own, Composed):
-    """D-PSGD for directed graphs: weights that travel along with the models undo the bias."""
-
-    name = "sgp"
-    title = "SGP"
-    needs = "column-stochastic"
+SGP = Named(
+    "sgp",
+    "SGP",
+    Recipe(gradient=Own(), update=SGD(), averaging=Gossip(), debias=PushSum()),
+    "D-PSGD for directed graphs: weights that travel along with the models undo the bias.",
+)

@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum
+from parley.algorithms.base import MomentumSGD, Rate, Stepped
 from parley.data import Batch
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.neighbourhood import Neighbourhood, OnEdges
 
 
 class State(NamedTuple):
@@ -38,14 +38,13 @@ class State(NamedTuple):
     """How many those were."""
 
 
-class SkewScout(Momentum, Algorithm):
+class SkewScout(MomentumSGD):
     """D-PSGD that averages as rarely as it can while models still do well on neighbours' data."""
 
     name = "skewscout"
     title = "SkewScout"
 
-    gamma: float = Field(1.0, gt=0, le=1)
-    """γ, the averaging rate: how far a gossip step goes towards the neighbourhood's mean."""
+    gamma: Rate = 1.0
     tolerance: float = Field(0.05, ge=0, le=1)
     """The accuracy that a model may lose at its neighbours."""
     longest: int = Field(16, ge=1)
@@ -54,15 +53,16 @@ class SkewScout(Momentum, Algorithm):
     """Averagings, with a test of the travelling models, from one look at the interval to the
     next."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Everyone averages in every step at first."""
         zeros_A = x_AD.new_zeros(len(x_AD))
         return State(x_AD, torch.zeros_like(x_AD), zeros_A + 1, zeros_A, zeros_A, zeros_A)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step, and averaging, travel and control if they are due."""
         x_AD, v_AD, interval_A, waited_A, lost_A, met_A = state
-        d_AD, v_AD = self.descend(hood.gradient(x_AD, batch), x_AD, v_AD, lr)
+        g_AD, loss_A = hood.gradient(x_AD, batch)
+        d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD, waited_A = x_AD + d_AD, waited_A + 1
         if float(waited_A[0]) >= float(interval_A[0]):
             x_I = hood.exchange(x_AD)
@@ -72,7 +72,7 @@ class SkewScout(Momentum, Algorithm):
             if float(met_A[0]) >= self.travels:
                 interval_A = self.control(interval_A, hood.mean((lost_A / met_A)[:, None])[:, 0])
                 lost_A, met_A = torch.zeros_like(lost_A), torch.zeros_like(met_A)
-        return State(x_AD, v_AD, interval_A, waited_A, lost_A, met_A)
+        return Stepped(State(x_AD, v_AD, interval_A, waited_A, lost_A, met_A), loss_A)
 
     def control(self, interval_A: Tensor, lost_A: Tensor) -> Tensor:
         """The next interval."""
@@ -81,7 +81,7 @@ class SkewScout(Momentum, Algorithm):
         return torch.where(longer_A, 2 * interval_A, interval_A / 2).clamp(1, self.longest)
 
 
-def lost_on_travels(x_AD: Tensor, x_I: Flow, hood: Neighbourhood, batch: Batch) -> Tensor:
+def lost_on_travels(x_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch) -> Tensor:
     """Accuracy at home less the mean accuracy at the neighbours, of each hosted agent's model."""
     home_A = hood.accuracy(x_AD, batch)[:, 0]
     away_O = hood.send_back(hood.cross_accuracy(x_I, batch), kind="models")[:, 0]

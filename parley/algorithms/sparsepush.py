@@ -7,17 +7,17 @@ averaging of what push-sum averages, numerator and weight at the same rate:
     v = x - η g(z) + e;   e⁺ = v - C(v);   x⁺ = x - η g(z) + γ Σ_j (w_ij - I_ij) C(v^j)
     w⁺ = w + γ Σ_j (w_ij - I_ij) w^j;      z = x⁺ / w⁺
 
-C `codec`, η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
+C `codec`, η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.composed import SGD, Composed, Own
 from parley.algorithms.deepsqueeze import CompensatedGossip
+from parley.algorithms.parts import SGD, Own
+from parley.algorithms.recipe import Named, Recipe
 from parley.algorithms.sgp import PushSum
 
-
-class SparsePush(PushSum, CompensatedGossip, SGD, Own, Composed):
-    """DeepSqueeze for directed graphs: compressed models, and weights that undo the bias."""
-
-    name = "sparse-push"
-    title = "Sparse-Push"
-    needs = "column-stochastic"
+SparsePush = Named(
+    "sparse-push",
+    "Sparse-Push",
+    Recipe(gradient=Own(), update=SGD(), averaging=CompensatedGossip(), debias=PushSum()),
+    "DeepSqueeze for directed graphs: compressed models, and weights that undo the bias.",
+)

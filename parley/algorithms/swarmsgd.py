@@ -9,6 +9,7 @@ Here a meeting takes τ steps of the clock that all agents share. The edge is dr
 the meeting's number. τ `local_steps`, η `lr`. Axes: A agents hosted here, D flat parameters.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -16,10 +17,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum
+from parley.algorithms.base import MomentumSGD, Stepped
 from parley.data import Batch
-from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.graphs import Edge
+from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
@@ -29,7 +30,7 @@ class State(NamedTuple):
     v_AD: Tensor
 
 
-class SwarmSGD(Momentum, Algorithm):
+class SwarmSGD(MomentumSGD):
     """The two ends of a random edge take local steps and average; the others rest."""
 
     name = "swarmsgd"
@@ -42,37 +43,33 @@ class SwarmSGD(Momentum, Algorithm):
     """How many edges meet at a time: one as printed, or a random maximal set of edges of which no
     two share an agent."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> State:
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step of those that meet, and their averaging if it is due."""
         x_AD, v_AD = state
-        topology = hood.transport.topology
-        pairs = self.drawn(topology, hood.seed, batch.step // self.local_steps)
-        # Agents are numbered as on the graph here, where some of the experiment's may be absent.
+        pairs = self.drawn(hood.edges, hood.seed, batch.step // self.local_steps)
         busy = {agent for pair in pairs for agent in pair}
-        alone = topology.agents == 1  # nobody to meet, but something to learn
-        active_A = torch.tensor(
-            [alone or agent in busy for agent in hood.placement.agents], device=x_AD.device
-        )
-        g_AD = hood.gradient(x_AD, batch, active_A)
+        alone = len(hood.everyone) == 1  # nobody to meet, but something to learn
+        active_A = torch.tensor([alone or a in busy for a in hood.agents], device=x_AD.device)
+        g_AD, loss_A = hood.gradient(x_AD, batch, active_A)
         d_AD, new_v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = torch.where(active_A[:, None], x_AD + d_AD, x_AD)
         v_AD = torch.where(active_A[:, None], new_v_AD, v_AD)
         if (batch.step + 1) % self.local_steps == 0:
             x_AD = hood.meet(x_AD, pairs)
-        return State(x_AD, v_AD)
+        return Stepped(State(x_AD, v_AD), loss_A, active_A)
 
-    def drawn(self, topology: Topology, seed: int, meeting: int) -> list[tuple[int, int]]:
+    def drawn(self, edges: Sequence[Edge], seed: int, meeting: int) -> list[tuple[int, int]]:
         """Who meets, the same on every worker.
 
         >>> from parley.graphs import ring
-        >>> SwarmSGD(pairs="many").drawn(ring(4), seed=0, meeting=7)
+        >>> SwarmSGD(pairs="many").drawn(ring(4).edges, seed=0, meeting=7)
         [(0, 3), (1, 2)]
         """
-        edges = [(i, j) for j, i in topology.edges if i < j]
+        edges = [(i, j) for j, i in edges if i < j]
         numbers = np.random.default_rng(np.random.SeedSequence([seed, 6, meeting]))
         taken: list[tuple[int, int]] = []
         busy: set[int] = set()

@@ -10,36 +10,53 @@ y starts at zero, so that the first one is the first gradient, and the mean of a
 g in every step. η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import ClassVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Memory, Part
-from parley.algorithms.composed import SGD, Composed, Gossip, Own, Slot
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.algorithms.parts import SGD, TRACKED, AveragingRule, Correction, Gossip, Own
+from parley.algorithms.recipe import Named, Recipe
+from parley.neighbourhood import Neighbourhood
 
 
-class Tracking(Part):
+class Tracked(NamedTuple):
+    """The estimate, and what it needs for the next."""
+
+    y_AD: Tensor
+    g_AD: Tensor
+    """The gradient of the step before."""
+    averaging: Any
+    """What the averaging rule keeps of y, beside what it keeps of the models."""
+
+
+class Tracking(Correction):
     """A correction of gradients; y is averaged by the same rule as the models."""
 
-    slots: ClassVar[tuple[Slot, ...]] = ("x", "y")
+    word = "tracking"
+    title = "Tracking"
 
-    def start(self, x_AD: Tensor, hood: Neighbourhood) -> Memory:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, averaging: AveragingRule) -> Tracked:
         """Nothing is tracked yet."""
-        return {"y_AD": torch.zeros_like(x_AD), "g_AD": torch.zeros_like(x_AD)}
+        zeros_AD = torch.zeros_like(x_AD)
+        kept = averaging.init(zeros_AD, hood, apart=False, edges=False)
+        return Tracked(zeros_AD, zeros_AD, kept)
 
-    def track(self, g_AD: Tensor, hood: Neighbourhood, memory: Memory) -> Tensor:
+    def apply(
+        self, state: Tracked, g_AD: Tensor, hood: Neighbourhood, averaging: AveragingRule
+    ) -> tuple[Tensor, Tracked]:
         """y = W y_old + g - g_old."""
-        mixed_AD, _ = self.average(memory["y_AD"], hood, memory, "y")  # type: ignore[attr-defined]
-        y_AD: Tensor = mixed_AD + g_AD - memory["g_AD"]
-        self.share(y_AD, hood, memory, "y")  # type: ignore[attr-defined]
-        memory["y_AD"], memory["g_AD"] = y_AD, g_AD
-        return y_AD
+        y_AD, g_old_AD, kept = state
+        sent, kept = averaging.send(kept, y_AD, hood, TRACKED)
+        mixed_AD, kept = averaging.mix(kept, y_AD, sent, hood)
+        y_AD = mixed_AD + g_AD - g_old_AD
+        kept = averaging.share(kept, y_AD, hood, TRACKED)
+        return y_AD, Tracked(y_AD, g_AD, kept)
 
 
-class GradientTracking(Tracking, SGD, Gossip, Own, Composed):
-    """Steps along an estimate of all agents' mean gradient, which is sent beside the models."""
-
-    name = "tracking"
-    title = "Gradient tracking"
+GradientTracking = Named(
+    "tracking",
+    "Gradient tracking",
+    Recipe(gradient=Own(), correction=Tracking(), update=SGD(), averaging=Gossip()),
+    "Steps along an estimate of all agents' mean gradient, which is sent beside the models.",
+)

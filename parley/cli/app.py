@@ -21,8 +21,7 @@ from rich.text import Text
 
 from parley import data as datasets
 from parley import graphs as topologies
-from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
-from parley.algorithms.base import MomentumSGD
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find, part_kind
 from parley.cli.main import INTERRUPTED, TERMINATED
 from parley.cli.report import report
 from parley.cli.reproduce import app as reproduce_app
@@ -48,7 +47,8 @@ from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
 from parley.training.run import problem
 from parley.watch import trackers
-from parley.watch.progress import TrainingProgress, console
+from parley.watch.log import console
+from parley.watch.progress import TrainingProgress
 from parley.wire.codec import Dense, ScaledSign
 from parley.wire.transport import HEADER
 
@@ -112,7 +112,7 @@ def _shown(default: object) -> str:
 
 def _hyper_parameter(name: str) -> inspect.Parameter:
     """The flag of what several algorithms may have, each with a default and a range of its own."""
-    having = {k: a.model_fields[name] for k, a in ALGORITHMS.items() if name in a.model_fields}
+    having = {k: a.options()[name] for k, a in ALGORITHMS.items() if name in a.options()}
     lacking = [key for key in ALGORITHMS if key not in having]
     of_default: dict[str, list[str]] = {}
     described: dict[str, list[FieldInfo]] = {}
@@ -147,7 +147,7 @@ def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
             yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
-    for name in dict.fromkeys(n for a in ALGORITHMS.values() for n in a.model_fields):
+    for name in dict.fromkeys(n for a in ALGORITHMS.values() for n in a.options()):
         yield _hyper_parameter(name)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
     yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
@@ -505,7 +505,7 @@ def _methods(
     options.pop("algorithm", None)
     methods = comparison.parse_algorithms(algorithms or one or default)
     for name in ALGORITHM_OPTIONS:
-        if name in given and not any(name in find(m.name).model_fields for m in methods):
+        if name in given and not any(name in find(m.name).options() for m in methods):
             names = ", ".join(dict.fromkeys(method.name for method in methods))
             because = f"none of {names} has it"
             raise BadValue(name, given[name], "an option of one of the algorithms", because)
@@ -758,22 +758,23 @@ def list_algorithms(
     """
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: find(n).model_fields for n in chosen}
+        fields = {n: find(n).options() for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
         for key, algorithm in ALGORITHMS.items():
-            idea = _prose(algorithm).partition(". ")[0].rstrip(".")
+            idea = _prose(algorithm.about()).partition(". ")[0].rstrip(".")
             shown.add_row(key, algorithm.title, algorithm.needs, idea)
         screen.print(shown)
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
-        parts = ", ".join(f"{part} ({row.kind})" for part, row in PARTS.items())
+        parts = ", ".join(f"{part} ({part_kind(part)})" for part in PARTS)
         screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
         algorithm = find(name)
-        screen.print(Text(f"{algorithm.title}: {_prose(algorithm)}\n"))
-        for option, field in algorithm.model_fields.items():
-            runs = issubclass(algorithm, MomentumSGD) and option in AS_RUN
+        screen.print(Text(f"{algorithm.title}: {_prose(algorithm.about())}\n"))
+        options = algorithm.options()
+        for option, field in options.items():
+            runs = "gradient_at" in options and option in AS_RUN
             as_run = f", as run {AS_RUN[option]}" if runs else ""
             line = Text.assemble((option, "bold"), f" = {field.default}{as_run}")
             line.append(f"  [{valid_values(field)}]", "dim")
@@ -781,8 +782,8 @@ def list_algorithms(
             screen.print(Padding(Text(" ".join((field.description or "").split())), (0, 0, 0, 4)))
 
 
-def _prose(algorithm: type) -> str:
-    return " ".join((inspect.getdoc(algorithm) or "").replace("``", "").split())
+def _prose(text: str) -> str:
+    return " ".join(text.replace("``", "").split())
 
 
 @app.command()

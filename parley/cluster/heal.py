@@ -37,7 +37,7 @@ from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.journal import Journal
 from parley.training.events import Record
-from parley.training.run import Run
+from parley.training.run import Losses, Run
 from parley.wire.transport import Kind
 
 PAUSE = 0.05
@@ -59,7 +59,7 @@ class Position:
     seconds: float = 0.0
     samples: float = 0.0
     sent: dict[Kind, Tensor] = field(default_factory=dict)
-    losses: list[Tensor] = field(default_factory=list)
+    losses: list[Losses] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     """Those of the epochs that are written."""
 
@@ -210,8 +210,7 @@ class Recovery:
             x_AD = self._lent(x_AD.to(run.state.x_AD), behind)
             about = {"epoch": epoch, "step": step, "seconds": mine.seconds}
             run.restore(run.state, {**about, "samples": mine.samples}, mine.sent)
-            run.hood.apart = True
-            run.state = run.algorithm.init(x_AD, run.hood)
+            run.state = run.algorithm.init(x_AD, run.hood, apart=True)
             run.losses = list(mine.losses) if board.rank not in behind else []
         self._share_records([e for e, _ in said], epoch)
 

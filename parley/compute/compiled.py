@@ -76,9 +76,10 @@ class FusedEngine(Engine):
 
     supports = staticmethod(supports)
 
-    def _gradients(
+    def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each pair, as `Engine.gradients` says."""
         if len(x_PD) != len(rows):
             raise ValueError(f"{len(x_PD)} models for {len(rows)} rows")
         x_PD, ready = self._models(x_PD), self._ready(batch)
@@ -123,7 +124,6 @@ class FusedEngine(Engine):
             # With two targets for a gradient no cut keeps threads from meeting at some row.
             super().accumulate(x_AD, batch, pairs, shares, sums)
             return
-        self.samples += samples
         if self._sums is None or not self._sums.is_of(pairs, shares, threads):
             self._sums = _Sums.of_shares(pairs, shares, threads)
         order = self._sums

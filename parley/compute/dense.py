@@ -39,9 +39,10 @@ class StackedEngine(Engine):
         assert isinstance(task.model, nn.Sequential)
         self._layers = list(task.model)
 
-    def _gradients(
+    def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each pair, as `Engine.gradients` says."""
         inputs, targets, weights = batch.inputs, batch.targets, batch.weights
         if list(rows) != list(range(len(inputs))):
             index = torch.as_tensor(rows, dtype=torch.int64, device=x_PD.device)

@@ -68,9 +68,8 @@ class Engine(ABC):
         self._parts: tuple[Pairs, Sequence[Share], int, list[tuple[slice, list[Sums]]]] | None = (
             None
         )
-        self.samples = 0
-        """Samples times gradients computed so far."""
 
+    @abstractmethod
     def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
@@ -79,8 +78,6 @@ class Engine(ABC):
         ``owners[p]`` is the agent whose model it is; with the batch's own agent and step it keys
         the randomness of dropout, so that a result does not depend on where it is computed.
         """
-        self.samples += sum(map(batch.sizes.__getitem__, rows))
-        return self._gradients(x_PD, batch, rows, owners)
 
     def accumulate(
         self,
@@ -130,11 +127,6 @@ class Engine(ABC):
             right += int((outputs.argmax(1) == answers).sum())
         return Score(loss / len(targets), right / len(targets))
 
-    @abstractmethod
-    def _gradients(
-        self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
-    ) -> tuple[Tensor, Tensor]: ...
-
 
 def _sums(share: Share, some: slice, crew: Crew) -> Sums:
     targets = share.target_P[some].tolist()
@@ -156,9 +148,10 @@ class LoopEngine(Engine):
 
     same_in_any_company = True
 
-    def _gradients(
+    def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each pair, as `Engine.gradients` says."""
         with torch.random.fork_rng(devices=[], enabled=self.task.random):
             return self._one_by_one(x_PD, batch, rows, owners)
 
@@ -195,9 +188,10 @@ class VmapEngine(Engine):
 
         self._batched = torch.func.vmap(torch.func.grad_and_value(loss))
 
-    def _gradients(
+    def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each pair, as `Engine.gradients` says."""
         inputs, targets, weights = batch.inputs, batch.targets, batch.weights
         if list(rows) != list(range(len(inputs))):
             index = torch.as_tensor(rows, device=x_PD.device)

@@ -15,6 +15,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -261,6 +262,7 @@ class Batches:
         self.transform = transform
         self.seed = seed
         self.dtype = dtype
+        self._stream: tuple[int, ...] = ()
         self._length_A = np.array([len(samples) for samples in samples_per_agent])
         self._start_A = np.cumsum(self._length_A) - self._length_A
         self._batches_A = -(-self._length_A // batch)
@@ -268,6 +270,15 @@ class Batches:
         self._order = np.empty(len(self.inputs), np.int64)
         self._order_of = np.split(self._order, self._start_A[1:])
         self._pass_A = np.full(len(agents), -1)
+
+    def another(self, draw: int) -> "Batches":
+        """The same samples in other orders: batches that are independent of these."""
+        other = copy(self)
+        other._stream = (draw,)
+        other._order = np.empty_like(self._order)
+        other._order_of = np.split(other._order, self._start_A[1:])
+        other._pass_A = np.full_like(self._pass_A, -1)
+        return other
 
     def at(self, step: int) -> Batch:
         """The batch of a step, whichever steps were asked for before."""
@@ -315,7 +326,7 @@ class Batches:
         return self.transform.draw(self._rng(_AUGMENTATIONS, agent, step), n, (height, width))
 
     def _rng(self, stream: int, agent: int, number: int) -> np.random.Generator:
-        return rng_of(self.seed, stream, agent, number)
+        return rng_of(self.seed, stream, agent, number, *self._stream)
 
 
 def rng_of(*numbers: int) -> np.random.Generator:

@@ -1,1 +1,18 @@
-"""The verbs that algorithms are written in."""
+"""The verbs that algorithms are written in. Imports wire, compute and what is below them."""
+
+from parley.neighbourhood.flow import Compressed, Flow, Mail, OnEdges
+from parley.neighbourhood.meter import Meter
+from parley.neighbourhood.verbs import Gradient, Neighbourhood, Told
+from parley.wire.transport import Kind
+
+__all__ = [
+    "Compressed",
+    "Flow",
+    "Gradient",
+    "Kind",
+    "Mail",
+    "Meter",
+    "Neighbourhood",
+    "OnEdges",
+    "Told",
+]

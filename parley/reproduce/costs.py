@@ -191,10 +191,10 @@ def _of_steps(run: Run) -> float:
         if isinstance(event, StepDone):
             done += 1
             if done == 1:
-                samples, began = run.engine.samples, time.process_time()
+                samples, began = run.meter.samples, time.process_time()
             elif time.process_time() - began > BUDGET:
                 break
-    return (run.engine.samples - samples) / max(time.process_time() - began, 1e-9)
+    return (run.meter.samples - samples) / max(time.process_time() - began, 1e-9)
 
 
 def duration(time_hours: float) -> str:

@@ -198,7 +198,7 @@ class Preset:
         """The option that decides a choice, as printed, where this run has that choice."""
         option = CHOICES[choice]
         algorithm = ALGORITHMS[self.method.removesuffix("-alpha0")]
-        having = [name for name, of in CHOICES.items() if of in algorithm.model_fields]
+        having = [name for name, of in CHOICES.items() if of in algorithm.options()]
         if not self.hyper.get("momentum"):
             having.remove("momentum")
         if self.model in WITH_EVONORM:
@@ -207,7 +207,7 @@ class Preset:
             valid = f"as-run-but- and some of {', '.join(having)} for {self.name}"
             because = f"{self.label} there does not depend on {choice}"
             raise BadValue("variant", variant, valid, because)
-        return {} if choice == "evonorm" else {option: algorithm.model_fields[option].default}
+        return {} if choice == "evonorm" else {option: algorithm.options()[option].default}
 
     def graph(self, variant: str) -> str:
         """The topology as Parley calls it: the authors' torus is a circulant graph."""

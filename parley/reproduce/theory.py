@@ -34,7 +34,7 @@ from parley.compute.task import Task
 from parley.data import Batch, Batches, Samples, Transform
 from parley.errors import BadValue
 from parley.graphs import Topology, full, ring, torus
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.results import draw
 from parley.wire.placement import spread
 from parley.wire.transport import Local
@@ -161,9 +161,10 @@ def half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 class QuadraticEngine(Engine):
     """Gradients of `Point` in closed form, A (x - b): ten times as fast as the general engines."""
 
-    def _gradients(
+    def gradients(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of each pair, as `Engine.gradients` says."""
         index = torch.as_tensor(rows)
         weights_PB1 = batch.weights[index][..., None]
         centre_PBD, curvature_PBD = batch.inputs[index].chunk(2, -1)
@@ -286,14 +287,14 @@ def trace(
     state = algorithm.init(task.start().expand(topology.agents, -1).clone(), hood)
     x, g, clustered = [], [], []
     for step in range(steps):
-        data, x_AD, v_AD = batches.at(step), state.x_AD, state.v_AD
-        state = algorithm.step(state, hood, data, lr)
+        data, x_AD, v_AD = batches.at(step), state.x_AD, state.update.v_AD
+        state = algorithm.step(state, hood, data, lr).state
         x.append(x_AD.numpy())
         # A sample's gradient is A (x - sample): the own one needs no second pass.
         a_AD = torch.from_numpy(problem.curvatures_ND)
         mean_AD = (data.weights[..., None] * data.inputs[..., :size]).sum(1)
         g.append((a_AD * (x_AD - mean_AD)).numpy())
-        clustered.append(((momentum * v_AD - state.v_AD) / lr).numpy())
+        clustered.append(((momentum * v_AD - state.update.v_AD) / lr).numpy())
     return Trace(np.stack(x), np.stack(g), np.stack(clustered))
 
 

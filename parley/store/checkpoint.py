@@ -10,7 +10,7 @@ them, so that another placement can read what it needs. The two newest epochs ar
 import json
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +64,7 @@ def newest(run: Path, transport: Transport) -> int:
 
 def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
     """Writes this worker's part: whole or not at all."""
-    tensors = state._asdict() | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
+    tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
     text = json.dumps({"about": about, "axes": _axes(transport), "checks": checks})
@@ -100,7 +100,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
     """
     axes = {axis: {tuple(k): r for r, k in enumerate(ks)} for axis, ks in _axes(transport).items()}
     missing = {axis: set(keys) for axis, keys in axes.items()}
-    fields = {name: torch.empty_like(value) for name, value in template._asdict().items()}
+    fields = {name: torch.empty_like(value) for name, value in flat(template).items()}
     sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
     targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
     seconds, samples = 0.0, 0.0
@@ -117,6 +117,9 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
         arrays = _arrays(path, header["checks"])
         for name, target in targets.items():
             here, there = rows[_axis(name)]
+            if "." in name and not any("." in known for known in arrays):
+                why = "an earlier version of Parley has written it, which kept other state"
+                raise ParleyError(f"checkpoint: {path} cannot be resumed ({why}); start anew")
             if name not in arrays or arrays[name].shape[1:] != target.shape[1:]:
                 raise ParleyError(f"checkpoint: {path} is of another model or algorithm ({name})")
             target[here] = torch.from_numpy(arrays[name][there]).to(target)
@@ -133,7 +136,31 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
                 "or incomplete"
             )
     about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
-    return Loaded(type(template)(**fields), about, sent)
+    return Loaded(_filled(template, fields), about, sent)
+
+
+def flat(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a state by name; those of a part within it as ``part.name``."""
+    found: dict[str, Tensor] = {}
+    for name, value in (state._asdict() if state else {}).items():
+        if isinstance(value, tuple):
+            found |= flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found[prefix + name] = value
+    return found
+
+
+def _filled(template: Any, values: Mapping[str, Tensor], prefix: str = "") -> Any:
+    """A state like the template with these tensors."""
+    if not template:
+        return template
+    found = {}
+    for name, value in template._asdict().items():
+        if isinstance(value, tuple):
+            found[name] = _filled(value, values, f"{prefix}{name}.")
+        else:
+            found[name] = values.get(prefix + name)
+    return type(template)(**found)
 
 
 def models(run: Path, agents: Sequence[int]) -> Loaded | None:

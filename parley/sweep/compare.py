@@ -35,7 +35,8 @@ from parley.training import run
 from parley.training.events import EpochDone, Event, Record, StepDone
 from parley.training.run import Run
 from parley.watch import trackers
-from parley.watch.progress import bars, brief, console, megabytes, status
+from parley.watch.log import console
+from parley.watch.progress import bars, brief, megabytes, status
 from parley.wire.placement import spread
 from parley.wire.transport import Local
 
@@ -182,8 +183,8 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         for name in differing([experiment, *others]):
             label += f" {name}={getattr(experiment, name)}"
         if label in taken:
-            first = taken[label].algorithm.model_dump()
-            mine = algorithm.model_dump()
+            first = taken[label].algorithm.settings()
+            mine = algorithm.settings()
             label += "".join(f" {k}={v}" for k, v in mine.items() if v != first[k])
         if label in taken:
             raise BadValue("algorithms", label, "each only once", "it is given twice")

@@ -77,9 +77,9 @@ def settings_of(
     {'lr': 0.1}
     """
     chosen = {"lr": _between(*rates, at[0])}
-    gamma = getattr(algorithm, "gamma", 1.0)
-    if gamma < 1 and "gamma" not in algorithm.model_fields_set:
-        field = type(algorithm).model_fields["gamma"]
+    gamma = algorithm.settings().get("gamma", 1.0)
+    if gamma < 1 and "gamma" not in algorithm.settings(given=True):
+        field = algorithm.kind.options()["gamma"]
         limits = [limit for m in field.metadata if (limit := getattr(m, "le", None)) is not None]
         chosen["gamma"] = _between(gamma / SPAN, min([gamma * SPAN, *limits]), at[1])
     return chosen

@@ -11,7 +11,7 @@ from torch import Tensor
 from parley.compute.engine import Engine, Score
 from parley.data import Batch, Samples, Transform
 from parley.errors import BadValue
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.transport import Transport
 
 
@@ -132,9 +132,9 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
     ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
     itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
     """
-    g_AD = hood.gradient(x_AD, batch)
+    g_AD, _ = hood.gradient(x_AD, batch)
     g_I = hood.cross_gradient(hood.exchange(x_AD, kind="evaluation"), batch)
-    g_ID = torch.cat(list(g_I)) if hood.incoming else g_AD[:0]
+    g_ID = hood.collect(g_I)
     r_OD = hood.send_back(hood.stored(g_ID), kind="evaluation")
     norms = []
     for values_ED, end_E in ((g_ID, hood.receiver_I), (r_OD, hood.sender_O)):

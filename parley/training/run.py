@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from parley.data import partition as partitions
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
 from parley.training.events import EpochDone, Event, Record, Started, StepDone
@@ -195,6 +195,18 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
     return Task(model, problem.loss, dtype, device)
 
 
+class Losses(NamedTuple):
+    """Of the hosted agents in one step."""
+
+    loss_A: Tensor
+    active_A: Tensor
+    """Who took the step."""
+
+    def mean(self, otherwise: float | None) -> float | None:
+        """Over those who took the step, if anyone did."""
+        return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
+
+
 def device_of(name: str) -> torch.device:
     """The device of that name, if it can be used here."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -238,10 +250,12 @@ class Run:
         if experiment.links:
             if len(placement.agents) < placement.topology.agents:
                 raise BadValue("links", experiment.links, "workers=1, where all agents are")
-            transport.clock = links.parse(experiment.links, problem.topology, experiment.seed)
+            clock = links.parse(experiment.links, problem.topology, experiment.seed)
+            self.transport = transport = transport.timed(clock)
         self._try_model(problem)
         self.engine = self._choose_engine()
-        self.hood = Neighbourhood(transport, self.engine)
+        self.meter = Meter()
+        self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
         self.test_samples_absent = (test_samples or self.test.count) - self.test.count
@@ -260,8 +274,8 @@ class Run:
         """Epochs made so far."""
         self.step = 0
         """Steps made so far."""
-        self.losses: list[Tensor] = []
-        """Of each step of the epoch: the hosted agents' losses, and who took that step, [A, 2]."""
+        self.losses: list[Losses] = []
+        """Of the hosted agents in each step of the epoch."""
         self._loss: float | None = None
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
@@ -317,7 +331,7 @@ class Run:
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs beside the state."""
-        samples = self._earlier_samples + self.engine.samples
+        samples = self._earlier_samples + self.meter.samples
         about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
@@ -342,11 +356,10 @@ class Run:
             while self.step < (self.epoch + 1) * self.steps_per_epoch:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
-                self.state = self.algorithm.step(self.state, hood, batch, lr)
-                loss_A2 = self._checked_losses(hood, self.step)
-                self.losses.append(loss_A2)
-                total, steps = loss_A2.sum(0).tolist()
-                self._loss = total / steps if steps else self._loss
+                self.state, loss_A, active_A = self.algorithm.step(self.state, hood, batch, lr)
+                losses = self._checked_losses(loss_A, active_A)
+                self.losses.append(losses)
+                self._loss = losses.mean(self._loss)
                 self.step += 1
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
@@ -361,15 +374,13 @@ class Run:
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
-    def _checked_losses(self, hood: Neighbourhood, step: int) -> Tensor:
-        loss_A = hood.loss_A
-        assert loss_A is not None, "an algorithm's step must ask for the self-gradient"
+    def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):
             row = int(torch.nonzero(~torch.isfinite(loss_A))[0])
-            what = f"loss: {float(loss_A[row])} at agent {hood.agents[row]}"
-            raise self._diverged(what, step + 1)
-        took_A = torch.ones_like(loss_A) if hood.active_A is None else hood.active_A
-        return torch.stack([loss_A.detach().double(), took_A.double()], 1)
+            what = f"loss: {float(loss_A[row])} at agent {self.hood.agents[row]}"
+            raise self._diverged(what, self.step + 1)
+        active_A = torch.ones_like(loss_A, dtype=torch.bool) if active_A is None else active_A
+        return Losses(loss_A.detach().double(), active_A)
 
     def _check_models(self) -> None:
         # Of the last step no loss is known yet, and a checkpoint must be good.
@@ -413,8 +424,8 @@ class Run:
         mean = self.test.score(mean_D)
         # Some agents rest in some steps, and one that has just come has made none of this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
-        for loss_A2 in self.losses:
-            trained_A2 += loss_A2
+        for loss_A, active_A in self.losses:
+            trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
         trained = transport.gather(trained_A2).sum(0)
         sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
@@ -441,11 +452,9 @@ class Run:
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
-            samples_before = self.engine.samples
             batch = self.batches.at(self.epoch * self.steps_per_epoch)
-            norms = metrics.bias_norms(x_AD, batch, self.hood, experiment.bias_norms)
+            norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
-            self.engine.samples = samples_before  # measuring is not training
         seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)

@@ -134,12 +134,10 @@ class Arrivals:
 class Transport(ABC):
     """Carries messages forward along edges and replies back along the same edges."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
         self.placement = placement
         self.topology = placement.topology
-        self.step = 0
-        """Goes into headers; set by the training loop."""
-        self.clock: Clock | None = None
+        self.clock = clock
         """Tells how long messages would take on some network, where one is simulated."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
         """Bytes that each hosted agent has handed to the wire."""
@@ -164,39 +162,48 @@ class Transport(ABC):
 
     def on(self, topology: Topology) -> Self:
         """The same agents in the same places on another graph; bytes are counted together."""
-        other = type(self)(replace(self.placement, topology=topology))
+        return self._like(replace(self.placement, topology=topology), self.clock)
+
+    def timed(self, clock: Clock) -> Self:
+        """The same with a simulated network; bytes are counted together."""
+        return self._like(self.placement, clock)
+
+    def _like(self, placement: Placement, clock: Clock | None) -> Self:
+        other = type(self)(placement, clock)
         other.sent = self.sent
-        other.clock = self.clock
         return other
 
-    def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
-        """Every agent sends its message to all its out-neighbours."""
+    def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
+        """Every agent sends its message to all its out-neighbours. The step, here and below, is
+        the one that the message belongs to: it goes into the header and is checked on arrival."""
         self._count(kind, self._senders, wire_AB.shape[1])
-        self._time(kind, self.topology.edges, wire_AB.shape[1])
-        return self._forward(wire_AB, kind, codec)
+        self._time(kind, self.topology.edges, wire_AB.shape[1], step)
+        return self._forward(wire_AB, kind, codec, step)
 
     def backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
         """Starts to reply to the round's incoming edges; what it returns waits for the replies on
         the round's outgoing edges and gives them."""
-        self.count_replies(round_, kind, wire_EB.shape[1])
-        return self._backward(wire_EB, round_, kind, codec)
+        self.count_replies(round_, kind, wire_EB.shape[1], step)
+        return self._backward(wire_EB, round_, kind, codec, step)
 
     def backward_to_others(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Transfer | None:
         """Starts to reply to the round's edges in `from_others`; the replies on its edges in
         `to_others` arrive meanwhile. Counts nothing: `count_replies` does, for all edges."""
         return None
 
-    def along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+    def along(
+        self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec, step: int
+    ) -> Tensor:
         """Messages along some edges only; returns those that arrive here, in the edges' order."""
         row, ends = self.placement.row, self.topology.edges
         senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
         self._count(kind, senders, wire_AB.shape[1])
-        self._time(kind, [ends[e] for e in edges], wire_AB.shape[1])
-        return self._along(edges, wire_AB, kind, codec)
+        self._time(kind, [ends[e] for e in edges], wire_AB.shape[1], step)
+        return self._along(edges, wire_AB, kind, codec, step)
 
     def count_server(self, kind: Kind, length: int) -> None:
         """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
@@ -205,7 +212,7 @@ class Transport(ABC):
         for row, agent in enumerate(self.placement.agents):
             self.sent[kind][row] += size * (others if agent == 0 else 1)
 
-    def count_replies(self, round_: int, kind: Kind, length: int) -> None:
+    def count_replies(self, round_: int, kind: Kind, length: int, step: int) -> None:
         """Counts a reply of so many bytes on each of the round's incoming edges."""
         self._count(kind, self._repliers[round_], length)
         if self.clock is not None:
@@ -213,27 +220,31 @@ class Transport(ABC):
                 self.clock.settle()
             ends = self.topology.edges
             replies = [ends[e][::-1] for e in self.incoming_of[round_]]
-            self._time(kind, replies, length, later=True)
+            self._time(kind, replies, length, step, later=True)
 
-    def _time(self, kind: Kind, edges: Sequence[Edge], length: int, later: bool = False) -> None:
+    def _time(
+        self, kind: Kind, edges: Sequence[Edge], length: int, step: int, later: bool = False
+    ) -> None:
         """Lets the simulated network carry a message along each of these edges."""
         if self.clock is not None and kind != "evaluation":
-            self.clock.send(edges, HEADER.itemsize + length, self.step, later)
+            self.clock.send(edges, HEADER.itemsize + length, step, later)
 
     def _count(self, kind: Kind, senders: Tensor, length: int) -> None:
         size = HEADER.itemsize + length
         self.sent[kind].index_add_(0, senders, torch.full_like(senders, size))
 
     @abstractmethod
-    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals: ...
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals: ...
 
     @abstractmethod
     def _backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]: ...
 
     @abstractmethod
-    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor: ...
+    def _along(
+        self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec, step: int
+    ) -> Tensor: ...
 
     @abstractmethod
     def gather(self, values_A: Tensor) -> Tensor:
@@ -270,21 +281,23 @@ def _index(values: Iterator[int]) -> Tensor:
 class Local(Transport):
     """All agents in this process."""
 
-    def __init__(self, placement: Placement) -> None:
-        super().__init__(placement)
+    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+        super().__init__(placement, clock)
         self.row_of = {e: source for e, (source, _) in enumerate(self.topology.edges)}
         self._sources = {r: _index(self.row_of[e] for e in r) for r in self.incoming_of}
 
-    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
         return Arrivals(wire_AB, self._sources, None)
 
     def _backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
         # All edges are both incoming and outgoing here, in the same order.
         return lambda: wire_EB
 
-    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+    def _along(
+        self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec, step: int
+    ) -> Tensor:
         return _rows(wire_AB, _index(self.topology.edges[e][0] for e in edges))
 
     def gather(self, values_A: Tensor) -> Tensor:
@@ -353,8 +366,8 @@ class Processes(Transport):
     """Whether there is something else to do while messages are under way; without, each is waited
     for where it is sent."""
 
-    def __init__(self, placement: Placement) -> None:
-        super().__init__(placement)
+    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+        super().__init__(placement, clock)
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -385,42 +398,52 @@ class Processes(Transport):
         ]
         self._under_way: list[Transfer] = []
 
-    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec) -> Arrivals:
+    def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
         self._settle()
-        return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec))
+        return Arrivals(wire_AB, self._arrived, self._start(self._out, wire_AB, kind, codec, step))
 
     def _backward(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
-        everything = self._swap(self._back[round_], wire_EB, kind, codec)
+        everything = self._swap(self._back[round_], wire_EB, kind, codec, step)
         return lambda: _rows(everything(), self._replied[round_])
 
-    def _along(self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec) -> Tensor:
+    def _along(
+        self, edges: Sequence[int], wire_AB: Tensor, kind: Kind, codec: Codec, step: int
+    ) -> Tensor:
         row, ends = self.placement.row, self.topology.edges
         own = {e: row[ends[e][0]] for e in edges if ends[e][0] in row}
         expected = [e for e in edges if ends[e][1] in row]
         route = _Route(self.placement, own, len(row), expected, reply=False)
-        wire_RB = self._swap(route, wire_AB, kind, codec)()
+        wire_RB = self._swap(route, wire_AB, kind, codec, step)()
         return _rows(wire_RB, _index(route.row_of[e] for e in expected))
 
-    def _swap(self, route: _Route, wire: Tensor, kind: Kind, codec: Codec) -> Callable[[], Tensor]:
+    def _swap(
+        self, route: _Route, wire: Tensor, kind: Kind, codec: Codec, step: int
+    ) -> Callable[[], Tensor]:
         """Sends messages to the other workers; waits, when called, for theirs and gives the own
         ones followed by the arrived."""
-        transfer = self._start(route, wire, kind, codec)
+        transfer = self._start(route, wire, kind, codec, step)
         if transfer is None:
             return lambda: wire
         return lambda: torch.cat([wire, transfer.wait().to(wire.device)])
 
     def backward_to_others(
-        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec
+        self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Transfer | None:
         """Replies to other workers only, while this one goes on."""
         route = self._back_to_others[round_]
         order = _index(route.row_of[e] for e in self.to_others[round_])
-        return self._start(route, wire_EB, kind, codec, order)
+        return self._start(route, wire_EB, kind, codec, step, order)
 
     def _start(
-        self, route: _Route, wire: Tensor, kind: Kind, codec: Codec, order: Tensor | None = None
+        self,
+        route: _Route,
+        wire: Tensor,
+        kind: Kind,
+        codec: Codec,
+        step: int,
+        order: Tensor | None = None,
     ) -> Transfer | None:
         """Sends messages to the other workers and lets theirs come."""
         if not (route.to or route.of):
@@ -428,7 +451,7 @@ class Processes(Transport):
 
         def stamp(headers: Any) -> Tensor:
             headers["kind"], headers["codec"] = KINDS.index(kind), codec.number
-            headers["step"], headers["length"] = self.step, wire.shape[1]
+            headers["step"], headers["length"] = step, wire.shape[1]
             return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
 
         device = self._wire_device

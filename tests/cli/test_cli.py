@@ -311,7 +311,7 @@ def test_help_teaches(command):
     assert code == 0
     assert "--from-python" not in out
     fields = [name for name in Experiment.model_fields if name != "from_python"]
-    for flag in (*fields, *ALGORITHMS["compngc"].model_fields, "variant"):
+    for flag in (*fields, *ALGORITHMS["compngc"].options(), "variant"):
         assert (
             f"--{flag.removesuffix('s') if flag.endswith('_options') else flag}".replace("_", "-")
             in out
@@ -341,7 +341,7 @@ def shown_help(command_, name):
 def test_help_shows_the_default_of_every_algorithm(command, name):
     """Read back: what the help says of each algorithm is what its class has."""
     flags = shown_help(command, name)
-    options = {option for a in ALGORITHMS.values() for option in a.model_fields}
+    options = {option for a in ALGORITHMS.values() for option in a.options()}
     for option in options:
         words = flags[option.replace("_", "-")]
         found = re.search(r"\(default: ([^)]*)\)", words)
@@ -357,9 +357,9 @@ def test_help_shows_the_default_of_every_algorithm(command, name):
         for key, algorithm in ALGORITHMS.items():
             has = key in only[1].split(", ") if only else True
             has = has and not (lacking and key in lacking[1].split(", "))
-            assert has == (option in algorithm.model_fields), (option, key)
+            assert has == (option in algorithm.options()), (option, key)
             if has:
-                default = str(algorithm.model_fields[option].default).lower()
+                default = str(algorithm.options()[option].default).lower()
                 assert own.get(key, usual) == (default or "none"), (option, key)
 
 
@@ -382,7 +382,7 @@ def test_algorithms(command):
     assert "gradient_at = own, as run mixed" in out and "qp_floor" not in out
     assert json.loads(command("algorithms --json")[1]).keys() == ALGORITHMS.keys()
     defaults = json.loads(command("algorithms dpsgd --json")[1])
-    assert defaults == {"dpsgd": parley.DPSGD().model_dump()}
+    assert defaults == {"dpsgd": parley.DPSGD().settings()}
 
 
 def test_topology(command):

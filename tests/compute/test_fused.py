@@ -249,12 +249,6 @@ def test_views_and_repeated_rows():
         assert g_both[0].equal(g_one[0]) and g_both[1].equal(g_one[0])
 
 
-def test_samples_are_counted():
-    engine = FusedEngine(task_of("mlp", (1, 5, 7)))
-    engine.gradients(moved(engine.task, 3), make_batch((1, 5, 7), (4, 9)), [0, 1, 1], [0, 1, 2])
-    assert engine.samples == 4 + 9 + 9
-
-
 @pytest.mark.parametrize(("name", "shape"), [("lenet5", (1, 28, 28)), ("cnn5", (3, 9, 8))])
 @pytest.mark.parametrize("n", [1, 32, 70])
 def test_predictions(name, shape, n):
@@ -419,7 +413,6 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
     nothing = Pairs(models[:0], rows[:0], models[:0])
     several.accumulate(x_AD, batch, nothing, [Share(models[:0], weights[:0])], [sums[0]])
     assert torch.equal(sums[0], found[1][0])
-    assert one.samples == several.samples > 0
 
 
 def test_pairs_of_a_target_stay_together() -> None:

@@ -277,7 +277,7 @@ def test_step_k_uses_the_graph_of_round_k(algorithm: Algorithm, graph: str) -> N
             loss = task.losses(x_D, batch.inputs[agent, :n], batch.targets[agent, :n]).mean()
             return torch.autograd.grad(loss, x_D)[0]
 
-        W, lr, options = topology.at(step).weights, small.rate(step), algorithm.model_dump()
+        W, lr, options = topology.at(step).weights, small.rate(step), algorithm.settings()
         made = reference.run(algorithm.name, x, W, grad, 1, lambda _, lr=lr: lr, **options)
         x = torch.stack(made[-1])
         torch.testing.assert_close(got[step + 1], x, rtol=0, atol=1e-10)
@@ -320,7 +320,8 @@ def test_errors_stay_with_their_edges() -> None:
         flow = phase.compress(
             phase.stored(g_ID), e_ID, parley.wire.codec.ScaledSign((hood.task.size,))
         )
-        sent_ID = torch.cat(list(flow))
+        sent_ID = phase.collect(flow)
+        e_ID = flow.errors
         here = [phase.transport.topology.edges[e] for r in phase.transport.incoming_of for e in r]
         for n, edge in enumerate(edges):
             if edge in here:

@@ -43,16 +43,20 @@ def saved(run: Path, topology: Topology | None = None, epoch: int = 3) -> tuple[
 
 
 def equal(a: Any, b: Any) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    one, other = checkpoint.flat(a), checkpoint.flat(b)
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 class TestFiles:
     def test_what_is_saved_is_loaded(self, tmp_path: Path) -> None:
         state, transport = saved(tmp_path)
-        template = type(state)(*(torch.zeros_like(value) for value in state))
+        template = state._replace(
+            x_AD=torch.zeros_like(state.x_AD),
+            gradient=type(state.gradient)(*map(torch.zeros_like, state.gradient)),
+        )
         loaded = checkpoint.load(tmp_path, 3, template, transport)
         assert equal(loaded.state, state)
-        assert state.e_ID.abs().max() > 0
+        assert state.gradient.e_ID.abs().max() > 0
         assert loaded.about == ABOUT
         assert loaded.sent.keys() == transport.sent.keys()
         for kind, value in transport.sent.items():
@@ -72,8 +76,12 @@ class TestFiles:
             part = Local(Placement(topology, worker_of, here))
             agents = list(part.placement.agents)
             edges = [order.index(topology.edges[e]) for r in part.incoming_of for e in r]
-            x, v, e, e_I = state
-            mine = type(state)(x[agents], v[agents], e[agents], e_I[edges])
+            e_AD, e_ID = state.gradient
+            mine = state._replace(
+                x_AD=state.x_AD[agents],
+                gradient=type(state.gradient)(e_AD[agents], e_ID[edges]),
+                update=type(state.update)(state.update.v_AD[agents]),
+            )
             loaded = checkpoint.load(tmp_path, 3, mine, part)
             assert equal(loaded.state, mine)
             samples += loaded.about["samples"]
@@ -145,17 +153,31 @@ class TestFiles:
     def test_another_graph(self, tmp_path: Path) -> None:
         state, _ = saved(tmp_path, graphs.ring(4))
         other = Local(spread(graphs.star(4), 1))
+        errors = state.gradient
+        cut = state._replace(gradient=errors._replace(e_ID=errors.e_ID[:6]))
         with pytest.raises(ParleyError, match="has nothing for edge 0 -> 2: it is of another"):
-            checkpoint.load(tmp_path, 3, state._replace(e_ID=state.e_ID[:6]), other)
+            checkpoint.load(tmp_path, 3, cut, other)
 
     def test_another_model(self, tmp_path: Path) -> None:
         state, transport = saved(tmp_path)
         with pytest.raises(ParleyError, match=r"of another model or algorithm \(x_AD\)"):
             checkpoint.load(tmp_path, 3, state._replace(x_AD=state.x_AD[:, 1:]), transport)
 
+    def test_one_of_an_earlier_version(self, tmp_path: Path) -> None:
+        """Its states were flat: v_AD, where it is update.v_AD now."""
+        state, transport = saved(tmp_path)
+
+        class Flat(NamedTuple):
+            x_AD: Tensor
+            v_AD: Tensor
+
+        checkpoint.save(tmp_path, 3, Flat(state.x_AD, state.update.v_AD), transport, ABOUT)
+        with pytest.raises(ParleyError, match=r"cannot be resumed \(an earlier version of Parley"):
+            checkpoint.load(tmp_path, 3, state, transport)
+
     def test_a_state_whose_fields_share_memory(self, tmp_path: Path) -> None:
         state, transport = saved(tmp_path)
-        shared = state._replace(v_AD=state.x_AD)
+        shared = state._replace(update=state.update._replace(v_AD=state.x_AD))
         checkpoint.save(tmp_path, 3, shared, transport, ABOUT)
         assert equal(checkpoint.load(tmp_path, 3, state, transport).state, shared)
 

@@ -222,7 +222,7 @@ class TestWhatIsAskedFor:
         rates = {e.algorithm.label: e.lr for e in made if e}
         assert (rates["NGC α=0"], rates["NGC"], rates["D-PSGD"]) == (0.01, 0.02, 0.6)
         [choco] = [e for e in made if e and e.algorithm.name == "choco"]
-        assert (choco.lr, choco.algorithm.model_dump()["gamma"]) == (0.5, 0.4)
+        assert (choco.lr, choco.algorithm.settings()["gamma"]) == (0.5, 0.4)
 
     def test_a_rate_for_all_beside_tuned_ones_is_refused(self, command: Any) -> None:
         code, err = command("compare --tuned x.toml --lr 0.3")

@@ -12,7 +12,7 @@ import parley
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Transform
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.training import metrics
 from parley.training.run import Problem, Run
 from parley.wire.placement import spread

@@ -15,7 +15,7 @@ from parley.algorithms import ALGORITHMS, build
 from parley.cluster.heal import without
 from parley.data import Batch
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Flow, Neighbourhood
+from parley.neighbourhood import Gradient, Mail, Neighbourhood, OnEdges
 from tests import small
 from tests.algorithms.test_algorithms import FIELD_GRAPHS, GRAPHS
 from tests.algorithms.test_field import D, Quadratic, Quadratics, step_only
@@ -55,16 +55,16 @@ def graph_of(name: str) -> Topology:
 class Still(Neighbourhood):
     """The verbs, where nobody has anything to learn."""
 
-    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Tensor:
-        return torch.zeros_like(x_AD)
+    def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Gradient:
+        return Gradient(torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD)))
 
-    def cross_gradient(self, x_I: Flow, batch: Batch) -> Flow:
+    def cross_gradient(self, x_I: OnEdges, batch: Batch) -> OnEdges:  # type: ignore[override]
         return self.stored(self.zeros_I())
 
     def accuracy(self, x_AD: Tensor, batch: Batch) -> Tensor:
         return x_AD[:, :1] * 0
 
-    def cross_accuracy(self, x_I: Flow, batch: Batch) -> Flow:
+    def cross_accuracy(self, x_I: OnEdges, batch: Batch) -> Mail:
         return self.stored(self.zeros_I()[:, :1])
 
 
@@ -82,10 +82,10 @@ def unequal(agents: int, size: int) -> Tensor:
 def after(name: str, hood: Neighbourhood, x_AD: Tensor, steps: int, lr: float = 0.05) -> Tensor:
     algorithm = build(name, GENTLE.get(name, {}))
     algorithm.check(hood.transport.topology)
-    hood.apart = not torch.equal(x_AD, x_AD[:1].expand_as(x_AD))
-    state = algorithm.init(x_AD.clone(), hood)
+    apart = not torch.equal(x_AD, x_AD[:1].expand_as(x_AD))
+    state = algorithm.init(x_AD.clone(), hood, apart)
     for step in range(steps):
-        state = algorithm.step(state, hood.at(step), step_only(step), lr)
+        state = algorithm.step(state, hood.at(step), step_only(step), lr).state
     found: Tensor = state.x_AD
     return found
 
@@ -129,8 +129,8 @@ def test_models_that_have_to_be_told_are_sent_once(name: str) -> None:
     """From unequal models: at most one on every edge, or to a server and back."""
     topology = graph_of(name)
     hood = still(topology)
-    hood.apart = True
-    build(name, GENTLE.get(name, {})).init(unequal(topology.agents, hood.task.size), hood)
+    x_AD = unequal(topology.agents, hood.task.size)
+    build(name, GENTLE.get(name, {})).init(x_AD, hood, apart=True)
     model = 32 + 8 * hood.task.size
     sent = hood.transport.sent
     if name == "central":

@@ -16,7 +16,7 @@ from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.graphs import ring
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.wire.codec import ScaledSign
 from parley.wire.placement import spread
 from parley.wire.transport import KINDS, Processes
@@ -55,19 +55,18 @@ def work(rank: int, name: str, folder: Path) -> None:
         state = algorithm.init(hood.task.start()[None], hood)
         before = counted()
         for step in range(STEPS):
-            hood.transport.step = step
-            state = algorithm.step(state, hood, batches.at(step), 0.01)
+            state = algorithm.step(state, hood.at(step), batches.at(step), 0.01).state
         wire = counted() - before
         own = {kind: int(hood.transport.sent[kind].sum()) for kind in KINDS}
         seen[method] = {"wire": wire, **own}
 
         x_I = hood.exchange(state[0])
-        g_I = hood.stored(torch.cat(list(hood.cross_gradient(x_I, batches.at(0)))))
+        g_I = hood.stored(hood.collect(hood.cross_gradient(x_I, batches.at(0))))
         if method == "compngc":
             g_I = hood.compress(g_I, hood.zeros_I(), ScaledSign((hood.task.size,)))
         counts = hood.transport.sent["cross_gradients"].clone()
         before = counted()
-        hood.average_replies(torch.zeros_like(state[0]), g_I)
+        hood.cluster(torch.zeros_like(state[0]), g_I, alpha=1.0)
         seen[method]["second wire"] = counted() - before
         seen[method]["second"] = int((hood.transport.sent["cross_gradients"] - counts).sum())
     dist.barrier()

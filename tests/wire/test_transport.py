@@ -24,7 +24,7 @@ from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.errors import ParleyError
 from parley.graphs import Topology
-from parley.neighbourhood.verbs import Neighbourhood
+from parley.neighbourhood import Neighbourhood
 from parley.training import metrics
 from parley.wire.codec import Codec, Dense, ScaledSign
 from parley.wire.placement import Placement, spread
@@ -297,9 +297,7 @@ def send_wrongly(rank: int, folder: Path) -> None:
     def exchange(transport: Transport, wrong: bool, what: str) -> None:
         wire_AB = torch.zeros(len(placement.agents), 24, dtype=torch.uint8)
         kind, codec = KINDS[0], Dense(6)
-        transport.step = 7
-        if wrong and what == "step":
-            transport.step = 8
+        step = 8 if wrong and what == "step" else 7
         if wrong and what == "kind":
             kind = "evaluation"
         if wrong and what == "codec":
@@ -316,7 +314,7 @@ def send_wrongly(rank: int, folder: Path) -> None:
             dist.recv(torch.empty(2, 32 + 24, dtype=torch.uint8), 0)
             request.wait()
         else:
-            arrivals = transport.forward(wire_AB, kind, codec)
+            arrivals = transport.forward(wire_AB, kind, codec, step)
             arrivals.of(transport.incoming_of[0])
 
     for what in ("step", "kind", "codec", "length", "edge", "magic"):
@@ -354,7 +352,7 @@ def test_local_messages_arrive_on_their_edges(make: Callable[[], Topology]) -> N
     topology = make()
     transport = Local(spread(topology, 1))
     wire_AB = everyones_messages(Dense(5), topology.agents, torch.float32)
-    arrivals = transport.forward(wire_AB, "models", Dense(5))
+    arrivals = transport.forward(wire_AB, "models", Dense(5), step=0)
     for edges in transport.incoming_of:
         expected = wire_AB[[topology.edges[e][0] for e in edges]]
         assert torch.equal(arrivals.of(edges), expected)

@@ -12,7 +12,7 @@ the arithmetic and the byte counts are those of the wire.
 from collections.abc import Callable, Sequence
 
 from parley.errors import BadValue, unknown_name
-from parley.wire.codec.base import Codec, ErrorFeedback
+from parley.wire.codec.base import Codec
 from parley.wire.codec.bits import hashed, pack_bits, unpack_signs
 from parley.wire.codec.dense import Dense, Half
 from parley.wire.codec.qsgd import BUCKET, NUMBERS, QSGD
@@ -24,7 +24,6 @@ __all__ = [
     "QSGD",
     "Codec",
     "Dense",
-    "ErrorFeedback",
     "Half",
     "RandomK",
     "ScaledSign",

@@ -1,0 +1,86 @@
+"""Combinations by name: ``ngc+qgm``, ``compngc+choco``, ``ngc+push-sum``, ``tracking+sign``.
+
+A name is one or more parts joined by ``+``, in any order, at most one of each kind. What is not
+named is D-PSGD's: the own gradient, SGD with momentum, gossip. A codec's spec may stand for the
+last part: it sets `codec`, and averages by CHOCO's rule if no averaging is named.
+"""
+
+from typing import Any
+
+from parley.algorithms.adagossip import AdaptiveGossip
+from parley.algorithms.cga import Projection
+from parley.algorithms.choco import DifferenceGossip
+from parley.algorithms.compcga import CompressedProjection
+from parley.algorithms.compngc import CompressedClustering
+from parley.algorithms.deepsqueeze import CompensatedGossip
+from parley.algorithms.ngc import Clustering
+from parley.algorithms.parts import Gossip, Part
+from parley.algorithms.qgm import QuasiGlobal
+from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.sgp import PushSum
+from parley.algorithms.tracking import Tracking
+from parley.errors import BadValue, unknown_name
+from parley.wire.codec import EXAMPLES
+
+KINDS: dict[str, tuple[str, tuple[type[Part], ...]]] = {
+    "gradient": (
+        "gradient",
+        (Clustering, CompressedClustering, Projection, CompressedProjection),
+    ),
+    "correction": ("correction", (Tracking,)),
+    "update": ("update", (QuasiGlobal,)),
+    "averaging": (
+        "averaging",
+        (Gossip, DifferenceGossip, CompensatedGossip, AdaptiveGossip),
+    ),
+    "debias": ("de-biasing", (PushSum,)),
+}
+"""The parts with a name, by the field of a recipe that they are for, with the word for it. A
+combination's name has them in this order."""
+
+PARTS = {part.word: part for _, parts in KINDS.values() for part in parts}
+CODECS = [example.partition(":")[0] for example in EXAMPLES]
+
+
+def part_kind(word: str) -> str:
+    """What kind of part it is.
+
+    >>> part_kind("qgm"), part_kind("push-sum")
+    ('update', 'de-biasing')
+    """
+    return next(kind for kind, parts in KINDS.values() if PARTS[word] in parts)
+
+
+def compose(name: str) -> Named:
+    """The recipe of the parts in `name`.
+
+    >>> named = compose("qgm+ngc")
+    >>> named.name, named(alpha=0.5, mu=0.8).label
+    ('ngc+qgm', 'NGC + QGM α=0.5')
+    """
+    words = [word.strip() for word in name.split("+")]
+    codec = next((w for w in words if w not in PARTS and w.partition(":")[0] in CODECS), None)
+    found: dict[str, type[Part]] = {}
+    for word in (w for w in words if w != codec):
+        if word not in PARTS:
+            raise unknown_name("algorithm", word, [*PARTS, *CODECS])
+        part = PARTS[word]
+        field = next(field for field, (_, parts) in KINDS.items() if part in parts)
+        if field in found:
+            both = f"{found[field].word} and {word} are both the {part_kind(word)} rule"
+            raise BadValue("algorithm", name, f"at most one {part_kind(word)} rule", both)
+        found[field] = part
+    if codec and "averaging" not in found:
+        found["averaging"] = DifferenceGossip
+    chosen = [part for part in PARTS.values() if part in found.values()]
+    parts: dict[str, Any] = {field: part() for field, part in found.items()}
+    if codec:
+        parts["averaging"] = found["averaging"](codec=codec)
+    end = [codec] if codec else []
+    titles = [part.title for part in chosen] + end
+    return Named(
+        "+".join([part.word for part in chosen] + end),
+        " + ".join(titles),
+        Recipe(**parts),
+        f"Put together from {', '.join(titles)}.",
+    )
