@@ -147,7 +147,6 @@ def two_rounds() -> Topology:
         (topology.ring(1), {}),
         ("file:g.txt", {}),
     ],
-    ids=str,
 )
 def test_from_python(
     place: Path, command: Any, monkeypatch: pytest.MonkeyPatch, graph: Any, more: dict[str, Any]
