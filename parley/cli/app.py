@@ -39,7 +39,8 @@ from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
 from parley.training.run import problem
 from parley.watch import trackers
-from parley.watch.progress import TrainingProgress, console
+from parley.watch.log import console
+from parley.watch.progress import TrainingProgress
 from parley.wire.codec import Dense, ScaledSign
 from parley.wire.transport import HEADER
 

@@ -20,7 +20,7 @@ from parley.errors import BadValue, Stopped
 from parley.reproduce import campaign, costs, report, resources, theory
 from parley.reproduce.campaign import Order
 from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
-from parley.watch.progress import console
+from parley.watch.log import console
 
 screen = Console()
 """Stdout, for results."""

@@ -118,7 +118,9 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
 def _started(assignment: Assignment, rank: int, port: int) -> BaseProcess:
     told = replace(assignment, watch=unwatched)
     arguments = (dict(os.environ), told, rank, port)
-    process = context(__name__).Process(target=_other_worker, args=arguments, daemon=True)
+    process: BaseProcess = context(__name__).Process(
+        target=_other_worker, args=arguments, daemon=True
+    )
     try:
         process.start()
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -34,7 +34,8 @@ from parley.training import run
 from parley.training.events import EpochDone, Event, Record, StepDone
 from parley.training.run import Run
 from parley.watch import trackers
-from parley.watch.progress import bars, brief, console, megabytes, status
+from parley.watch.log import console
+from parley.watch.progress import bars, brief, megabytes, status
 from parley.wire.placement import spread
 from parley.wire.transport import Local
 
