@@ -22,7 +22,14 @@ from parley.training.run import Problem
 from parley.version import full_version
 
 
-def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, Any]:
+def code() -> str:
+    """Version and commit of the code that hosts must share; not whether some file was changed."""
+    return full_version().replace("-dirty", "")
+
+
+def claims(
+    experiment: Experiment, problem: Problem, task: Task, version: str | None = None
+) -> dict[str, Any]:
     """All that must be the same everywhere, each under the name that an error gives it."""
     # Hosts may have the same files in other places.
     kept = enclosed(experiment, problem.topology)
@@ -34,7 +41,7 @@ def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, An
     inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
     parameters = zip(task.names, task.shapes, strict=True)
     return {
-        "version": full_version(),
+        "version": version or code(),
         **said,
         **{f"file of {field}": f"checksum {found}" for field, found in files.items()},
         **{f"algorithm.{name}": value for name, value in algorithm.items()},

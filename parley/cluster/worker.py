@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,9 @@ class Assignment:
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
     """The agents that this host has claimed; None: a share of those that nobody claims."""
+    version: str = field(default_factory=handshake.code)
+    """What code this is. Workers that this process starts have its word for it: they are made of
+    the same files, whatever has been committed since."""
 
 
 class Outcome:
@@ -123,7 +126,8 @@ class Worker:
             RunFolder(assignment.out).check(kept.experiment, self.resume, kept.files)
         self.task = task_of(experiment, self.problem)
         lobby.patience = max(LOADING, lobby.patience)
-        handshake.agree(lobby, hosted, handshake.claims(experiment, self.problem, self.task))
+        said = handshake.claims(experiment, self.problem, self.task, assignment.version)
+        handshake.agree(lobby, hosted, said)
         sizes = lobby.share("sizes", [len(samples) for samples in self.problem.samples])
         everyone = [size for of_worker in sizes for size in of_worker]
         self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
