@@ -25,6 +25,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from parley.algorithms import Kind
 from parley.enclosed import FIELDS
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -54,12 +55,12 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def experiment(self) -> Experiment | None:
-        """What the folder holds a run of, if it does."""
+    def experiment(self, own: Kind | None = None) -> Experiment | None:
+        """What the folder holds a run of, if it does; `own` as `Experiment.from_toml` takes it."""
         present = self.path / EXPERIMENT
         if not present.is_file():
             return None
-        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
+        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present), own)
 
     def check(
         self, experiment: Experiment, resume: bool, files: Mapping[str, str] | None = None
@@ -70,7 +71,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
-        other = self.experiment()
+        other = self.experiment(experiment.algorithm.kind)
         if other is not None:
             differing = experiment.same_as(other)
             for name, text in (files or {}).items():

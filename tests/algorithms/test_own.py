@@ -107,7 +107,7 @@ class TestAPartOfOnesOwn:
         assert experiment.algorithm == Recipe(
             gradient=Clustering(alpha=0.5), update=Clipped(clip=0.1)
         )
-        with pytest.raises(parley.BadValue, match="mu: 0.5 .*has no such option"):
+        with pytest.raises(parley.BadValue, match=r"mu: 0.5 .*has no such option"):
             parley.Experiment.of(algorithm=recipe, mu=0.5)
 
 
