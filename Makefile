@@ -1,22 +1,55 @@
 # `make demo` and `make test` need Python 3.11+ and make, nothing else: both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+# Pytest's workers: one for each core.
+CORES ?= auto
 
-.PHONY: demo test lint format bench web clean
+.PHONY: demo check test test-pythons lint format docs bench web clean
 
-# Installed anew only when what it depends on changes.
-.venv/installed: pyproject.toml constraints.txt
+.venv/made:
 	$(PYTHON) -c 'import sys; sys.exit("Parley needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	@echo "Setting up .venv; the first time this takes a few minutes."
 	$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: .venv/installed
+# Installed anew only when what it depends on changes. What the demo needs:
+.venv/demo: .venv/made pyproject.toml constraints.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+# All of that, and what tests and checks need:
+.venv/installed: .venv/made pyproject.toml constraints.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/demo
+
+demo: .venv/demo
 	$(BIN)/parley demo
 
+# The fast half: nothing that starts hosts, kills processes, opens a browser or runs all of the docs.
+check: .venv/installed
+	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m 'not slow'
+
+# Everything. A file's tests stay together: many share what their first one has made.
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup
+
+# The fast half on every Python that is at hand, each with an environment of its own.
+test-pythons:
+	@for version in 3.11 3.12 3.13; do \
+	  command -v python$$version > /dev/null && python$$version -c '' 2> /dev/null || { echo "python$$version is not here"; continue; }; \
+	  echo "python$$version"; \
+	  python$$version -m venv .venv-$$version && \
+	  .venv-$$version/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' && \
+	  .venv-$$version/bin/python -m pytest -n $(CORES) --dist loadgroup -m 'not slow' || exit 1; \
+	done
+
+# The documentation site, in build/docs/index.html. Warnings are errors; nothing is fetched.
+docs: .venv/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --conf-dir docs . build/docs
+
+.venv/docs: .venv/installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed
@@ -32,10 +65,11 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-3.* web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

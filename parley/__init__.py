@@ -1,55 +1,129 @@
-"""Parley: peers with different, private data train one model together, with no server."""
+"""Parley: peers with different, private data train one model together, with no server.
+
+Names are imported when they are first used: torch takes seconds to load, which not everybody who
+imports something of this package needs.
+"""
 
 import os
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from parley.version import __version__
 
 # Torch reports a lost connection with its own call stack before Parley says in words what it means.
 # The setting is read when torch is imported.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompCGA, CompNGC, compose
-from parley.api import Result, train
-from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
-from parley.graphs import (
-    Topology,
-    base,
-    chain,
-    circulant,
-    directed_exponential,
-    directed_ring,
-    erdos_renyi,
-    exponential,
-    from_file,
-    from_graph,
-    full,
-    hypercube,
-    matchings,
-    one_peer_exponential,
-    random_regular,
-    ring,
-    sequence,
-    spanning_tree,
-    star,
-    torus,
-    tree,
-)
+if TYPE_CHECKING:
+    from parley.algorithms import (
+        BEER,
+        CGA,
+        CHOCO,
+        D2,
+        DMSGD,
+        DPSGD,
+        GUT,
+        NGC,
+        QGM,
+        SGP,
+        AdaGossip,
+        Algorithm,
+        Central,
+        CompCGA,
+        CompNGC,
+        DecentLaM,
+        DeepSqueeze,
+        FedAvg,
+        GradientTracking,
+        MomentumTracking,
+        Quantized,
+        RelaySGD,
+        SkewScout,
+        SparsePush,
+        SwarmSGD,
+        compose,
+    )
+    from parley.api import (
+        Comparison,
+        LoadedRun,
+        Result,
+        Tuning,
+        compare,
+        load,
+        train,
+        tune,
+    )
+    from parley.errors import (
+        BadValue,
+        Diverged,
+        ParleyError,
+    )
+    from parley.experiment import Experiment
+    from parley.graphs import (
+        Topology,
+        base,
+        chain,
+        circulant,
+        directed_exponential,
+        directed_ring,
+        erdos_renyi,
+        exponential,
+        from_file,
+        from_graph,
+        full,
+        hypercube,
+        matchings,
+        one_peer_exponential,
+        random_regular,
+        ring,
+        sequence,
+        spanning_tree,
+        star,
+        torus,
+        tree,
+    )
 
 __all__ = [
+    "BEER",
     "CGA",
+    "CHOCO",
+    "D2",
+    "DMSGD",
     "DPSGD",
+    "GUT",
     "NGC",
+    "QGM",
+    "SGP",
+    "AdaGossip",
     "Algorithm",
     "BadValue",
+    "Central",
     "CompCGA",
     "CompNGC",
+    "Comparison",
+    "DecentLaM",
+    "DeepSqueeze",
+    "Diverged",
     "Experiment",
+    "FedAvg",
+    "GradientTracking",
+    "LoadedRun",
+    "MomentumTracking",
     "ParleyError",
+    "Quantized",
+    "RelaySGD",
     "Result",
+    "SkewScout",
+    "SparsePush",
+    "SwarmSGD",
     "Topology",
+    "Tuning",
     "__version__",
     "base",
     "chain",
     "circulant",
+    "compare",
     "compose",
     "directed_exponential",
     "directed_ring",
@@ -59,6 +133,7 @@ __all__ = [
     "from_graph",
     "full",
     "hypercube",
+    "load",
     "matchings",
     "one_peer_exponential",
     "random_regular",
@@ -69,4 +144,91 @@ __all__ = [
     "torus",
     "train",
     "tree",
+    "tune",
 ]
+
+_HOMES = {
+    "parley.algorithms": (
+        "BEER",
+        "CGA",
+        "CHOCO",
+        "D2",
+        "DMSGD",
+        "DPSGD",
+        "GUT",
+        "NGC",
+        "QGM",
+        "SGP",
+        "AdaGossip",
+        "Algorithm",
+        "Central",
+        "CompCGA",
+        "CompNGC",
+        "DecentLaM",
+        "DeepSqueeze",
+        "FedAvg",
+        "GradientTracking",
+        "MomentumTracking",
+        "Quantized",
+        "RelaySGD",
+        "SkewScout",
+        "SparsePush",
+        "SwarmSGD",
+        "compose",
+    ),
+    "parley.api": (
+        "Comparison",
+        "LoadedRun",
+        "Result",
+        "Tuning",
+        "compare",
+        "load",
+        "train",
+        "tune",
+    ),
+    "parley.errors": (
+        "BadValue",
+        "Diverged",
+        "ParleyError",
+    ),
+    "parley.experiment": ("Experiment",),
+    "parley.graphs": (
+        "Topology",
+        "base",
+        "chain",
+        "circulant",
+        "directed_exponential",
+        "directed_ring",
+        "erdos_renyi",
+        "exponential",
+        "from_file",
+        "from_graph",
+        "full",
+        "hypercube",
+        "matchings",
+        "one_peer_exponential",
+        "random_regular",
+        "ring",
+        "sequence",
+        "spanning_tree",
+        "star",
+        "torus",
+        "tree",
+    ),
+}
+"""Where each name is defined."""
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        found = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = found
+        return found
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,5 @@
 """``python -m parley``, which is also what torchrun starts."""
 
-from parley.cli.app import main
+from parley.cli.main import main
 
 main()

@@ -1,9 +1,12 @@
-"""Parley from Python: `train` in one call, with the user's own model and data or named ones."""
+"""Parley from Python: `train` in one call, with the user's own model and data or named ones;
+`compare` and `tune` many runs; `load` reads what a run has written."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,26 +17,65 @@ from torch import Tensor, nn
 
 from parley import data as datasets
 from parley import graphs as topologies
+from parley import models
 from parley.algorithms import Algorithm
 from parley.cluster import launch
+from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
+from parley.compute.threads import usable_cores
 from parley.data import Samples, Transform
 from parley.errors import BadValue
-from parley.experiment import Experiment
+from parley.experiment import ALGORITHM_OPTIONS, Experiment
 from parley.graphs import Topology
+from parley.store import checkpoint
+from parley.store.folder import fresh_name
 from parley.training import run
-from parley.training.run import Event, Problem, Record
+from parley.training.events import Event, Record
+from parley.training.run import Problem
 from parley.watch import trackers
+from parley.watch.log import LOG, console, show
 from parley.watch.progress import TrainingProgress
 
 if TYPE_CHECKING:
     from parley.results.pictures import Picture
-    from parley.results.read import Group
+    from parley.results.read import Group, RecordedRun
+
+
+class _Shown(ABC):
+    """Runs that can be looked at."""
+
+    @abstractmethod
+    def _groups(self) -> Sequence[Group]:
+        """What is shown, seeds of one experiment together."""
+
+    @overload
+    def plot(self) -> Picture: ...
+
+    @overload
+    def plot(self, path: str | Path) -> Path: ...
+
+    def plot(self, path: str | Path | None = None) -> Picture | Path:
+        """The graph, accuracies, distance, traffic and loss as a picture.
+
+        With a path, writes it there (png, svg or pdf). Without, returns it: a notebook shows it.
+        """
+        from parley.results.pictures import Picture, overview
+
+        picture = Picture(overview(self._groups()))
+        return picture if path is None else picture.save(path)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the page that ``parley report`` makes of a run: one HTML file."""
+        from parley.files import write_atomically
+        from parley.results.page import page
+
+        write_atomically(Path(path), page(self._groups()))
+        return Path(path)
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(_Shown):
     """What a run leaves: its records, its summary, and the trained models."""
 
     experiment: Experiment
@@ -53,31 +95,7 @@ class Result:
         """One agent's own model."""
         return self.task.module(self.x_ND[agent])
 
-    @overload
-    def plot(self) -> Picture: ...
-
-    @overload
-    def plot(self, path: str | Path) -> Path: ...
-
-    def plot(self, path: str | Path | None = None) -> Picture | Path:
-        """The graph, accuracies, distance, traffic and loss as a picture.
-
-        With a path, writes it there (png, svg or pdf). Without, returns it: a notebook shows it.
-        """
-        from parley.results.pictures import Picture, overview
-
-        picture = Picture(overview([self._group()]))
-        return picture if path is None else picture.save(path)
-
-    def report(self, path: str | Path) -> Path:
-        """Writes the page that ``parley report`` makes of a run: one HTML file."""
-        from parley.files import write_atomically
-        from parley.results.page import page
-
-        write_atomically(Path(path), page([self._group()]))
-        return Path(path)
-
-    def _group(self) -> Group:
+    def _groups(self) -> Sequence[Group]:
         from parley.results.read import Group, RecordedRun
         from parley.store.folder import environment
 
@@ -91,7 +109,7 @@ class Result:
             agents=self.about.get("agents"),
             confusion=self.about.get("confusion"),
         )
-        return Group(run.name, [run])
+        return [Group(run.name, [run])]
 
 
 def train(
@@ -168,15 +186,17 @@ def train(
         held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
         load = partial(_own_data, graph, build, loss, own_data, held_out)
 
-    with TrainingProgress(experiment, shown=progress and launch.is_first()) as bar:
+    if progress and not LOG.hasHandlers():
+        show()  # notes beside the bar; whoever has set up logging gets them there
+    with TrainingProgress(experiment, shown=progress and is_first()) as bar:
 
-        def show(event: Event) -> None:
+        def shown(event: Event) -> None:
             bar(event)
             if watch:
                 watch(event)
 
         where = Path(out) if out else None
-        with trackers.logging(logged, experiment, where or Path(), show) as tell:
+        with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             outcome = launch.execute(experiment, load, where, resume, tell)
     if outcome is None:
         raise SystemExit(0)  # a worker other than the first: its part is done
@@ -263,3 +283,226 @@ def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
     if topology is None:
         return run.topology_of(experiment)
     return topologies.parse(topology, experiment.agents, experiment.weights)
+
+
+# --- reading, comparing, tuning ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LoadedRun(_Shown):
+    """A run as its folder tells it, finished or not."""
+
+    path: Path
+    experiment: Experiment
+    records: list[Record]
+    """One for every evaluation, the oldest first."""
+    summary: dict[str, Any] | None
+    """Of a complete run."""
+    recorded: RecordedRun
+    """All else that the folder has: environment, graph, confusion, notes on what is damaged."""
+
+    def parameters(self) -> Tensor:
+        """Every agent's parameters in the newest whole checkpoint, one row each."""
+        found = checkpoint.models(self.path, range(self.experiment.agents))
+        if found is None:
+            because = "it has no checkpoint with the models of all agents"
+            raise BadValue("folder", str(self.path), "the folder of a run that has begun", because)
+        x_ND: Tensor = found.state
+        return x_ND
+
+    def model(self, build: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
+        """The average of all agents' models, as the newest whole checkpoint has them.
+
+        `build` is your own model, or makes it, where the run trained one.
+        """
+        x_ND = self.parameters()
+        return self._task(build, x_ND).module(x_ND.double().mean(0).to(x_ND.dtype))
+
+    def agent_model(
+        self, agent: int, build: nn.Module | Callable[[], nn.Module] | None = None
+    ) -> nn.Module:
+        """One agent's own model."""
+        x_ND = self.parameters()
+        return self._task(build, x_ND).module(x_ND[agent])
+
+    def _task(self, build: nn.Module | Callable[[], nn.Module] | None, x_ND: Tensor) -> Task:
+        experiment = self.experiment
+        if build is not None:
+            task = Task(_builder(build)(), dtype=x_ND.dtype)
+        elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
+            valid = "model(build) with the nn.Module that was trained"
+            raise BadValue(
+                "model", experiment.model, valid, "the run had a model or data of its own"
+            )
+        else:
+            task = run.task_of(experiment, run.problem(experiment, [0]))
+        if task.size != x_ND.shape[1]:
+            because = f"it has {task.size:,} parameters, the checkpoint {x_ND.shape[1]:,}"
+            raise BadValue("model", experiment.model, "the model that was trained", because)
+        return task
+
+    def _groups(self) -> Sequence[Group]:
+        from parley.results.read import Group
+
+        return [Group(self.recorded.name, [self.recorded])]
+
+
+def load(folder: str | Path) -> LoadedRun:
+    """What a run has written into its folder.
+
+    >>> import tempfile, torch
+    >>> out = Path(tempfile.mkdtemp()) / "run"
+    >>> _ = train(agents=3, epochs=2, out=out, progress=False)
+    >>> found = load(out)
+    >>> found.experiment.agents, len(found.records), found.summary["epochs"]
+    (3, 2, 2)
+    >>> found.model()(torch.zeros(1, 1, 8, 8)).shape
+    torch.Size([1, 10])
+    """
+    from parley.results.read import read_run
+
+    path = Path(folder)
+    found = read_run(path)
+    if found.experiment is None:
+        valid = "the folder of a run that this version understands"
+        raise BadValue("folder", str(path), valid, "; ".join(found.notes))
+    return LoadedRun(path, found.experiment, found.records, found.summary, found)
+
+
+@dataclass(frozen=True)
+class Comparison(_Shown):
+    """What `compare` has found."""
+
+    rows: list[dict[str, Any]]
+    """One for each method: means over seeds, and their standard deviations as ``…_std``."""
+    runs: dict[str, list[LoadedRun]]
+    """The runs of each method, by its label."""
+    out: Path
+
+    def markdown(self) -> str:
+        """The rows as a table for a document."""
+        from parley.sweep import compare as comparison
+
+        return comparison.markdown(self.rows)
+
+    def _groups(self) -> Sequence[Group]:
+        from parley.results.read import Group
+
+        return [Group(label, [r.recorded for r in of]) for label, of in self.runs.items()]
+
+
+def compare(
+    algorithms: str | Sequence[str | Algorithm] | None = None,
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    resume: bool = False,
+    parallel: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Comparison:
+    """Runs several algorithms with several seeds side by side, as ``parley compare`` does.
+
+    `algorithms` are names with options behind colons (``"dpsgd,ngc:alpha=0"``), or a list of such
+    names and of algorithms; left out, they are the six of the NGC paper. Options of an algorithm go
+    to every one that has them. All is written into `out`, or a new folder in ``runs/``; `parallel`
+    runs go on at a time (default: the number of cores).
+
+    >>> import tempfile
+    >>> found = compare(
+    ...     ["dpsgd", "ngc:alpha=0"], seeds=1, agents=3, epochs=1, gossip_rounds=1,
+    ...     parallel=1, out=tempfile.mkdtemp(), progress=False,
+    ... )
+    >>> [row["label"] for row in found.rows], len(found.runs["D-PSGD"])
+    (['D-PSGD', 'NGC α=0'], 1)
+    """
+    from parley.sweep import compare as comparison  # brings the plotting, which takes its time
+
+    experiments = [made for _, made in _experiments(algorithms or comparison.PAPER, options)]
+    where = _new_folder(out, f"compare-{Path(experiments[0].data).name}")
+    todo = comparison.jobs(experiments, seeds, where)
+    with _quiet_unless(progress):
+        comparison.compare(todo, parallel or usable_cores(), where, resume)
+    rows = comparison.rows(todo)
+    comparison.write(where, todo, rows)
+    runs: dict[str, list[LoadedRun]] = {}
+    for job in todo:
+        runs.setdefault(job.label, []).append(load(job.out))
+    return Comparison(rows, runs, where)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `tune` has found, for each method by its name."""
+
+    settings: dict[str, dict[str, float]]
+    """The best learning rate, and γ where it was tried; a method that always diverged is absent."""
+    experiments: dict[str, Experiment]
+    """The experiments with these settings, on all training samples."""
+    out: Path
+
+
+def tune(
+    algorithms: str | Sequence[str | Algorithm] = "ngc",
+    *,
+    trials: int = 8,
+    rates: tuple[float, float] = (0.01, 1.0),
+    out: str | Path | None = None,
+    resume: bool = False,
+    parallel: int | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Tuning:
+    """Finds learning rates by a small seeded search, as ``parley tune`` does.
+
+    Every method gets the same number of trials, measured on training samples that nobody trains on.
+
+    >>> import tempfile
+    >>> found = tune(
+    ...     "dpsgd", trials=2, agents=3, epochs=1, parallel=1, out=tempfile.mkdtemp(),
+    ...     progress=False,
+    ... )
+    >>> found.experiments["dpsgd"].lr == found.settings["dpsgd"]["lr"]
+    True
+    """
+    from parley.sweep import tune as tuning
+
+    keys, experiments = zip(*_experiments(algorithms, options), strict=True)
+    where = _new_folder(out, f"tune-{Path(experiments[0].data).name}")
+    todo = tuning.plan(experiments, trials, where, rates, keys)
+    with _quiet_unless(progress):
+        tuning.tune(todo, parallel or usable_cores(), where, resume)
+    tuning.write(todo, where)
+    [best] = tuning.winners(todo).values() or [{}]
+    settings = {name: trial.settings for name, trial in best.items()}
+    return Tuning(settings, {name: trial.experiment for name, trial in best.items()}, where)
+
+
+def _experiments(
+    algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
+) -> list[tuple[str, Experiment]]:
+    """What to run, by what a method is: its name, and what stands behind it."""
+    from parley.sweep.compare import parse_algorithms
+
+    common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
+    chosen: list[tuple[str, Experiment]] = []
+    for one in [algorithms] if isinstance(algorithms, str) else algorithms:
+        if isinstance(one, str):
+            chosen += [(m.key, m.experiment(options)) for m in parse_algorithms(one)]
+        else:
+            chosen.append((one.label, Experiment.of(**common, algorithm=one)))
+    return chosen
+
+
+def _new_folder(out: str | Path | None, stem: str) -> Path:
+    return Path(out) if out else fresh_name(Path("runs"), stem)
+
+
+@contextmanager
+def _quiet_unless(progress: bool) -> Iterator[None]:
+    before = console.quiet
+    console.quiet = before or not progress
+    try:
+        yield
+    finally:
+        console.quiet = before

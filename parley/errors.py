@@ -3,7 +3,8 @@
 import difflib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, get_args, get_origin
+from copy import copy
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -11,6 +12,31 @@ from pydantic.fields import FieldInfo
 
 class ParleyError(Exception):
     """A user's mistake or a run that cannot go on; the message is complete in one line."""
+
+    def saying(self, words: str) -> Self:
+        """The same error in other words.
+
+        >>> Diverged("loss: nan", step=3, epoch=1).saying("seed 0: loss: nan")
+        Diverged('seed 0: loss: nan')
+        """
+        other = copy(self)
+        other.args = (words,)
+        return other
+
+
+class Diverged(ParleyError):
+    """Numbers of a run are no longer finite."""
+
+    def __init__(self, message: str, step: int = 0, epoch: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
+        """The step in which it was noticed, counted from 1."""
+        self.epoch = epoch
+        """The epoch of that step, counted from 1."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The process was asked to end (SIGTERM); it stops as Ctrl-C stops it."""
 
 
 class BadValue(ParleyError):

@@ -1,3 +1,33 @@
-"""The version of this package."""
+"""The version of this package, and the commit that it was made from."""
 
-__version__ = "0.1.0"
+import subprocess
+from functools import cache
+from pathlib import Path
+
+__version__ = "0.2.0.dev0"
+
+BUILT = Path(__file__).with_name("_commit.txt")
+"""Written when the package is built; a checkout has none, and asks git."""
+
+
+@cache
+def commit() -> str | None:
+    """The commit in short, with ``-dirty`` where files were changed since; None if unknown."""
+    if BUILT.is_file():
+        return BUILT.read_text(encoding="utf-8").strip() or None
+    checkout = BUILT.parents[1]
+    # Only our own repository counts, not one that happens to hold an environment with Parley in it.
+    if not ((checkout / ".git").exists() and (checkout / "pyproject.toml").is_file()):
+        return None
+    asked = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None
+
+
+def full_version() -> str:
+    """Version and commit, as ``parley --version`` prints them and hosts compare them."""
+    found = commit()
+    return f"{__version__} (commit {found})" if found else __version__

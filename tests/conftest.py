@@ -15,6 +15,26 @@ settings.load_profile("parley")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+SLOW = (
+    *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
+    *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
+)
+"""Files whose tests start hosts or browsers, kill processes, or run much: not for `make check`."""
+MEASURING = ("wire/test_bytes", "wire/test_links", "cluster/test_heal", "test_benchmarks")
+"""Files whose tests measure an interface or the clock: one at a time, by one of xdist's workers."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests are slow, and which must not run beside each other."""
+    for item in items:
+        name = item.nodeid.partition(".py")[0].removeprefix("tests/")
+        if name in SLOW:
+            item.add_marker(pytest.mark.slow)
+        # Tests of a file share what its first one has made, so they stay together.
+        item.add_marker(pytest.mark.xdist_group("measuring" if name in MEASURING else name))
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARLEY_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

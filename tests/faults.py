@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
-import parley
+from parley import version
 from parley.cluster import launch
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.training.run import Event, Problem, StepDone, problem
+from parley.training.events import Event, StepDone
+from parley.training.run import Problem, problem
+from parley.watch import log
 from tests.cluster.test_launch import as_ranks
 from tests.processes import PATIENCE, process, until
 
@@ -136,8 +138,9 @@ def host(
     descriptor = os.open(out.with_suffix(".err"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 2)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)
+    log.show()
     if odd == "version":
-        parley.__version__ = "9.9"
+        version.__version__ = "9.9"
     try:
         launch.execute(experiment, partial(loaded, odd), out, resume, partial(paced, folder))
     except ParleyError as error:

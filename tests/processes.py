@@ -74,7 +74,8 @@ class Command:
 
     def error(self) -> str:
         """The one line that the user sees: no traceback, nothing of other processes."""
-        lines = [line for line in self.err.splitlines() if ": epoch " not in line]
+        told = (line for line in self.err.splitlines() if not line.startswith("note: "))
+        lines = [line for line in told if ": epoch " not in line]
         assert len(lines) == 1, self.err
         assert lines[0].startswith("error: "), self.err
         return lines[0].removeprefix("error: ")
@@ -134,7 +135,7 @@ def _command(words: list[str], environment: dict[str, str], out: Path, err: Path
         os.dup2(descriptor, number)
     import sys
 
-    from parley.cli.app import main
+    from parley.cli.main import main
 
     sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb"), line_buffering=True)
     sys.stderr = io.TextIOWrapper(os.fdopen(2, "wb"), line_buffering=True)

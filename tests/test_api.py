@@ -1,5 +1,7 @@
 """Parley from Python, with the user's own model, data, loss and graph."""
 
+from pathlib import Path
+
 import datasets
 import networkx as nx
 import numpy as np
@@ -13,7 +15,7 @@ from parley import BadValue
 from parley.compute import choose as engines
 from parley.compute.task import Task, cross_entropy
 from parley.errors import ParleyError
-from parley.training.run import EpochDone, Started, StepDone
+from parley.training.events import EpochDone, Started, StepDone
 
 AGENTS = 4
 
@@ -388,3 +390,46 @@ def test_every_mistake_is_one_line_that_says_what_is_valid(data, options, messag
     text = error(**{"data": data, "out": tmp_path / "run"} | options)
     assert text.startswith(message) and "\n" not in text
     assert not (tmp_path / "run").exists()
+
+
+class TestLoad:
+    def test_a_folder_gives_what_training_gave(self, tmp_path: Path) -> None:
+        result = parley.train(agents=3, epochs=2, out=tmp_path / "run", progress=False)
+        found = parley.load(tmp_path / "run")
+        assert found.experiment == result.experiment
+        assert (found.records, found.summary) == (result.records, result.summary)
+        inputs = torch.rand(5, 1, 8, 8)
+        assert torch.equal(found.model()(inputs), result.model()(inputs))
+        assert torch.equal(found.agent_model(1)(inputs), result.agent_model(1)(inputs))
+        assert found.plot(tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"
+        assert b"NGC" in found.report(tmp_path / "run.html").read_bytes()
+
+    def test_your_own_model_is_given_again(self, tmp_path: Path) -> None:
+        data = [(torch.randn(8, 3), torch.randint(2, (8,))) for _ in range(2)]
+        own = nn.Linear(3, 2)
+        out = tmp_path / "run"
+        result = parley.train(own, data, epochs=1, out=out, progress=False)
+        found = parley.load(out)
+        with pytest.raises(BadValue, match=r"valid: model\(build\) with the nn.Module"):
+            found.model()
+        with pytest.raises(BadValue, match="it has 16 parameters, the checkpoint 8"):
+            found.model(nn.Linear(3, 4))
+        inputs = torch.rand(4, 3)
+        assert torch.equal(found.model(own)(inputs), result.model()(inputs))
+
+    def test_mistakes(self, tmp_path: Path) -> None:
+        with pytest.raises(BadValue, match="the folder of a run"):
+            parley.load(tmp_path)
+
+
+def test_compare_and_tune_take_algorithms_as_objects(tmp_path: Path) -> None:
+    small = {"agents": 3, "epochs": 1, "gossip_rounds": 1, "parallel": 1, "progress": False}
+    found = parley.compare(
+        ["dpsgd", parley.NGC(alpha=0.5)], seeds=2, momentum=0.9, out=tmp_path / "c", **small
+    )
+    assert [row["label"] for row in found.rows] == ["D-PSGD", "NGC α=0.5"]
+    assert [run.experiment.seed for run in found.runs["NGC α=0.5"]] == [0, 1]
+    assert found.runs["D-PSGD"][0].experiment.algorithm == parley.DPSGD(momentum=0.9)
+    assert found.markdown() == (tmp_path / "c" / "table.md").read_text()
+    tuned = parley.tune([parley.DPSGD()], trials=2, out=tmp_path / "t", **small)
+    assert tuned.experiments["dpsgd"].lr == tuned.settings["dpsgd"]["lr"]

@@ -4,18 +4,23 @@ import importlib.util
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import nbformat
 import pytest
 import typer
+from nbclient import NotebookClient
+from torch.distributed.run import get_args_parser
 
 import parley
 from benchmarks import profile, table
 from parley.algorithms import ALGORITHMS, AS_RUN
-from parley.cli.app import app
+from parley.cli.main import COMMANDS, app, load
+from parley.cluster.host import Host
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
@@ -24,12 +29,21 @@ from parley.store.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"diff", "json", "math", "python", "sh", "text", "toml"}
+
+
+def read(page: Path) -> str:
+    """A page's text; of a notebook, that of its Markdown cells."""
+    if page.suffix == ".ipynb":
+        cells = nbformat.read(page, as_version=4).cells
+        return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return page.read_text(encoding="utf-8")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [text for name, text in found if name == language]
+    return [text for name, text in BLOCK.findall(read(page)) if name == language]
 
 
 def name_of(value: object) -> str:
@@ -73,46 +87,124 @@ def test_every_example_is_tested() -> None:
     assert names == {"own_model_and_data.py", "compare_topologies.py", "experiment.toml"}
 
 
-@pytest.mark.parametrize("text", blocks(ROOT / "docs/running.md", "toml"))
-def test_toml_in_pages_is_an_experiment(text: str) -> None:
-    Experiment.from_toml(text)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    """Every block is in a language that a test here runs or checks, or is plain text."""
+    fences = re.findall(r"^ *```(.*)$", read(page), re.MULTILINE)
+    assert not {*fences[::2]} - LANGUAGES and not any(fences[1::2])
 
 
-def commands() -> Iterator[tuple[Path, list[str]]]:
-    """Every parley command in a shell block, and its words."""
+@pytest.mark.filterwarnings("ignore")  # of the notebook's own packages
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=name_of)
+def test_notebooks_run_and_show_what_they_hold(page: Path, tmp_path: Path) -> None:
+    kept = nbformat.read(page, as_version=4)
+    made = nbformat.from_dict(kept)
+    NotebookClient(made, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+    for before, after in zip(kept.cells, made.cells, strict=True):
+        kinds = [[output.output_type for output in c.get("outputs", [])] for c in (before, after)]
+        assert kinds[0] == kinds[1], before.source
+    assert made.cells[-2].outputs[0].data["text/plain"] == "torch.Size([1, 10])"
+
+
+@pytest.mark.parametrize("page", pages_with("toml"), ids=name_of)
+def test_toml_in_pages_is_an_experiment_or_a_hosts_part(page: Path) -> None:
+    for text in blocks(page, "toml"):
+        if isinstance(tomllib.loads(text).get("agents"), list):
+            Host.model_validate(tomllib.loads(text))
+        else:
+            Experiment.from_toml(text)
+
+
+@pytest.mark.parametrize("page", pages_with("json"), ids=name_of)
+def test_json_in_pages_is_json(page: Path) -> None:
+    for text in blocks(page, "json"):
+        json.loads(text)
+
+
+@pytest.mark.parametrize("page", pages_with("math"), ids=name_of)
+def test_equations_are_complete(page: Path) -> None:
+    """Braces and environments close, and columns and rows have an environment to be in."""
+    for text in blocks(page, "math"):
+        opened = []
+        for found in re.finditer(r"\\begin\{(\w+)\}|\\end\{(\w+)\}|(?<!\\)([{}])", text):
+            begin, end, brace = found.groups()
+            if begin or brace == "{":
+                opened.append(begin or brace)
+            else:
+                assert opened and opened.pop() == (end or "{"), found[0]
+        assert not opened
+        assert text.count("\\left") - text.count("\\leftarrow") == (
+            text.count("\\right") - text.count("\\rightarrow")
+        )
+        assert not re.search(r"&|\\\\$", text, re.MULTILINE) or "\\begin{aligned}" in text
+
+
+def shell_lines() -> Iterator[tuple[Path, list[str]]]:
+    """Every line of a shell block, up to a pipe, in words."""
     for page in PAGES:
         for line in "".join(blocks(page, "sh")).splitlines():
             words = shlex.split(line, comments=True)
-            if "torchrun" in words[:1]:
-                yield page, words[words.index("parley") + 1 :]
-            elif "parley" in words[:1]:
-                until = words.index("|") if "|" in words else len(words)
-                yield page, words[1:until]
+            if words:
+                yield page, words[: words.index("|")] if "|" in words else words
 
 
-@pytest.mark.parametrize("page, words", list(commands()), ids=lambda v: name_of(v)[:60])
+LINES = [
+    pytest.param(page, words, id=f"{name_of(page)}-{words}"[:90]) for page, words in shell_lines()
+]
+
+
+@pytest.mark.parametrize("page, words", LINES)
 def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
-    """Flags exist, files too, and what they say is a valid experiment."""
-    name, *arguments = words
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    given = {k: v for k, v in command.make_context(name, arguments).params.items() if v is not None}
+    """Flags, files, make targets and extras exist, and experiments are valid."""
+    program, *arguments = words
+    if program == "parley":
+        understand(arguments)
+    elif program == "torchrun":
+        understand_torchrun(arguments)
+    elif program == "make":
+        targets = re.findall(
+            r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert {*arguments} <= {*targets}
+    else:
+        assert words[:2] == ["pip", "install"], f"{words} in {page.name} is not checked by any test"
+        assert words[2:] == ["-c", "constraints.txt", "."] and (ROOT / "constraints.txt").exists()
+
+
+def understand_torchrun(arguments: list[str]) -> None:
+    """By torchrun's own parser, and Parley's for what is behind it."""
+    given = get_args_parser().parse_args(arguments)
+    assert given.module and given.training_script == "parley"
+    understand(given.training_script_args)
+
+
+def understand(arguments: list[str]) -> None:
+    """By the command's own parser; what `train` is told must be a valid experiment."""
+    name, *arguments = arguments
+    if name.startswith("-"):
+        options = typer.main.get_command(app).params
+        assert name in {flag for option in options for flag in option.opts} | {"--help"}
+        return
+    given = load(name).make_context(name, arguments).params
+    given = {option: value for option, value in given.items() if value is not None}
     file = given.pop("file", None)
     if name == "train":
-        options = {k: v for k, v in given.items() if k not in ("out", "resume", "json_", "log")}
-        elsewhere = ("model_options", "data_options", "host", "agents_here", "data_here")
-        options = {k: v for k, v in options.items() if k not in elsewhere}
+        elsewhere = ("out", "resume", "json_", "log", "model_options", "data_options")
+        elsewhere += ("host", "agents_here", "data_here")
+        options = {k: v for k, v in given.items() if k not in elsewhere}
         Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
 
 
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them: lower case, no punctuation, hyphens for spaces."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", read(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    """Those to files of the repository and to headings; `make docs` checks them once more."""
+    text = BLOCK.sub("", read(page))
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
     for link in links:
         if link.startswith(("http://", "https://")):
@@ -125,7 +217,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_can_be_reached() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").rglob("*.md"):
+    for page in [*(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]:
         where = page.relative_to(ROOT / "docs")
         assert str(where) in index or where.parts[0] in ("index.md", "records"), where
 
@@ -136,7 +228,7 @@ def test_every_algorithm_has_a_page_with_its_options(name: str) -> None:
     page = ROOT / "docs" / "algorithms" / f"{name}.md"
     assert page.exists(), f"{page.relative_to(ROOT)} is missing"
     text = page.read_text(encoding="utf-8")
-    assert f"--algorithm {name}" in text
+    assert f"--algorithm {name}" in text and blocks(page, "math")
     rows = {cells[1].strip(): cells for cells in map(split_row, text.splitlines()) if cells[1:]}
     for option, field in ALGORITHMS[name].options().items():
         assert f"`{option}`" in rows, f"{option} has no row in {page.name}"
@@ -176,7 +268,7 @@ def test_every_field_of_a_record_is_explained() -> None:
 def test_flags_named_in_the_text_exist() -> None:
     known = {"--help", "--version", "--nproc-per-node", "--nnodes", "--rdzv-backend"}
     known |= {"--rdzv-endpoint", "--rdzv-conf", "--node-rank", "--max-restarts"}
-    commands: list[Any] = [typer.main.get_command(app)]
+    commands: list[Any] = [typer.main.get_command(app), *map(load, COMMANDS)]
     while commands:
         command = commands.pop()
         commands += getattr(command, "commands", {}).values()
@@ -186,6 +278,8 @@ def test_flags_named_in_the_text_exist() -> None:
     for page in PAGES:
         if page.name == "CONTRIBUTING.md":
             known = known | {"--clip"}
+        if page.name == "deploy.md":  # flags of docker and kubectl
+            known = known | {"--file", "--tag", "--rm", "--volume", "--filename", "--follow"}
         text = page.read_text(encoding="utf-8")
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
         assert named <= known, f"{sorted(named - known)} in {page.name}"

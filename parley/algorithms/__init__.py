@@ -10,9 +10,9 @@ from parley.algorithms.beer import BEER
 from parley.algorithms.central import Central
 from parley.algorithms.cga import CGA, Projection
 from parley.algorithms.choco import CHOCO, DifferenceGossip
+from parley.algorithms.combinations import PARTS, compose, part_kind
 from parley.algorithms.compcga import CompCGA, CompressedProjection
 from parley.algorithms.compngc import CompNGC, CompressedClustering
-from parley.algorithms.compose import PARTS, compose, part_kind
 from parley.algorithms.d2 import D2
 from parley.algorithms.decentlam import DecentLaM
 from parley.algorithms.deepsqueeze import CompensatedGossip, DeepSqueeze

@@ -64,8 +64,7 @@ class ProjectionRule(GradientRule):
         # Those with as many neighbours together: no program may depend on whose are beside it.
         for agents, members_AM in by_neighbours(hood.sender_O, len(g_AD)):
             π = 1 / (members_AM.shape[1] + 1) if self.qp_scale == "neighbourhood" else 1.0
-            ridge_A = g_AD.new_full((len(agents),), RIDGE / π**2, dtype=torch.float64)
-            found_AD = project(g_AD[agents], r_OD[members_AM], sizes, self.qp_floor, ridge_A)
+            found_AD = project(g_AD[agents], r_OD[members_AM], sizes, self.qp_floor, RIDGE / π**2)
             result_AD[agents] = π * found_AD
         return result_AD
 
@@ -108,14 +107,13 @@ def by_neighbours(sender_O: Tensor, agents: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def project(
-    g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float, ridge_A: Tensor
+    g_AD: Tensor, r_AMD: Tensor, sizes: Sequence[int], floor: float, ridge: float
 ) -> Tensor:
     """g + Σ_j u_j g_j, with the multipliers u of a quadratic program for each agent and segment."""
     segments = list(zip(g_AD.split(sizes, 1), r_AMD.split(sizes, 2), strict=True))
     products = [products_of(g_Ad, r_AMd) for g_Ad, r_AMd in segments]
     gram_PMM, along_PM = (torch.cat(parts).cpu().numpy() for parts in zip(*products, strict=True))
-    ridge_P = ridge_A.repeat(len(segments)).cpu().numpy()
-    u_PM = torch.from_numpy(multipliers(gram_PMM, along_PM, floor, ridge_P)).to(g_AD)
+    u_PM = torch.from_numpy(multipliers(gram_PMM, along_PM, floor, ridge)).to(g_AD)
     result_AD = torch.empty_like(g_AD)
     for (g_Ad, r_AMd), u_AM, result_Ad in zip(
         segments, u_PM.split(len(g_AD)), result_AD.split(sizes, 1), strict=True
@@ -147,14 +145,14 @@ def _products(v_ND: Tensor) -> Tensor:
 
 
 def multipliers(
-    gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float, ridge_P: np.ndarray
+    gram_PMM: np.ndarray, along_PM: np.ndarray, floor: float, ridge: float
 ) -> np.ndarray:
     """argmin ½ uᵀ (G + ridge I) u + cᵀ u subject to u ≥ floor, of many programs P.
 
     G is the Gram matrix of the g_j and c_j = g·g_j. With u = floor + w it is a non-negative
     least-squares problem. A gradient that is exactly zero has no say: its multiplier is 0.
 
-    >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0, ridge_P=np.zeros(1))
+    >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0, ridge=0.0)
     array([[3., 0.]])
     """
     finite_P = np.isfinite(gram_PMM).all((1, 2)) & np.isfinite(along_PM).all(1)
@@ -162,7 +160,7 @@ def multipliers(
     along_PM = np.where(finite_P[:, None], along_PM, 0.0)
     square_PM = np.diagonal(gram_PMM, axis1=1, axis2=2)
     entry = np.arange(gram_PMM.shape[1])
-    gram_PMM[:, entry, entry] += np.maximum(ridge_P[:, None], TINY * square_PM)
+    gram_PMM[:, entry, entry] += np.maximum(ridge, TINY * square_PM)
     # In units in which every gradient is about 1 long: programs of any size are solved alike. Units
     # that are powers of two round nothing.
     unit_PM = np.ldexp(1.0, -np.frexp(np.sqrt(np.where(square_PM > 0, square_PM, 1.0)))[1])

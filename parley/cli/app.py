@@ -2,7 +2,7 @@
 
 import inspect
 import json
-import sys
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,13 +22,14 @@ from rich.text import Text
 from parley import data as datasets
 from parley import graphs as topologies
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find, part_kind
+from parley.cli.main import INTERRUPTED, TERMINATED
 from parley.cli.report import report
 from parley.cli.reproduce import app as reproduce_app
 from parley.cluster import launch
 from parley.cluster.host import Host
-from parley.cluster.noticeboard import speaks
+from parley.cluster.rank import is_first
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue, ParleyError, kind_of, valid_values
+from parley.errors import BadValue, Stopped, kind_of, valid_values
 from parley.experiment import (
     ALGORITHM_OPTIONS,
     HOW,
@@ -45,77 +46,19 @@ from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
 from parley.training.run import problem
-from parley.version import __version__
 from parley.watch import trackers
-from parley.watch.progress import TrainingProgress, console
+from parley.watch.log import console
+from parley.watch.progress import TrainingProgress
 from parley.wire.codec import Dense, ScaledSign
 from parley.wire.transport import HEADER
 
-app = typer.Typer(
-    help="Decentralized learning: peers with different, private data train one model together, "
-    "with no server. Begin with [bold]parley demo[/bold].",
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(rich_markup_mode="rich")
 app.add_typer(reproduce_app, name="reproduce")
 app.command()(report)
+log = logging.getLogger(__name__)
 screen = Console()
 """Stdout, for results."""
 DEFAULT_PARTITIONS = whole_field.PARTITIONS
-
-# UsageError. Recent typer brings a click of its own, so click's name for it may be another class.
-WrongUse: Any = typer.BadParameter.__base__
-
-
-def main() -> None:
-    """The ``parley`` command: every mistake is one line on stderr and exit code 2."""
-    try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="parley")
-    except ParleyError as error:
-        code = _complain(str(error))
-    except WrongUse as error:
-        code = _complain(_in_our_words(error))
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _in_our_words(error: Any) -> str:
-    if not hasattr(error, "possibilities"):
-        return str(error.format_message())
-    near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
-    valid = f"those of {error.ctx.command_path} --help"
-    return str(BadValue("flag", error.option_name, valid, near))
-
-
-def _complain(message: str) -> int:
-    if speaks():
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    launch.give_the_first_the_word()
-    return 2
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def _before_every_command(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            help="Print the version.",
-            metavar="",
-            callback=_print_version,
-            is_eager=True,
-        ),
-    ] = False,
-) -> None: ...
-
 
 # --- flags: one for every field of an experiment and of the algorithms -----------------------
 
@@ -293,7 +236,7 @@ Log = Annotated[
     typer.Option(
         "--log",
         help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
-        "folder). Needs parley\\[trackers].",
+        "folder). Needs parley-learning\\[trackers].",
         metavar="LIST",
         show_default=False,
     ),
@@ -368,14 +311,14 @@ def _folder(out: Path | None, resume: bool, stem: str) -> Path:
 
 @contextmanager
 def _stoppable(out: Path) -> Iterator[None]:
-    """Ctrl-C ends the command with a word on how to go on."""
+    """Ctrl-C (or SIGTERM) ends the command with a word on how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        if launch.is_first():
+    except KeyboardInterrupt as stop:
+        if is_first():
             how = f"; to go on: the same command with --out {out} --resume" if out.is_dir() else ""
             console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -412,7 +355,7 @@ def train(
         experiment = experiment.replace(workers=launch.default_workers(experiment, out))
     with (
         _stoppable(out),
-        TrainingProgress(experiment, launch.is_first()) as progress,
+        TrainingProgress(experiment, is_first()) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
         load = partial(problem, places=part.data)
@@ -593,7 +536,7 @@ def _on_partitions(
             one = whole_field.fitting(asked)
         if asked.topology != one.topology:
             where = f"{one.algorithm.label} runs on {one.topology}"
-            console.print(f"note: {where}, for it cannot use {asked.topology}", highlight=False)
+            log.info("%s, for it cannot use %s", where, asked.topology)
         fitting.append(one)
     return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
 
@@ -1051,60 +994,3 @@ def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
             cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
         shown.add_row(str(agent), *cells, str(counts.sum()))
     return shown
-
-
-@app.command()
-def dash(
-    runs: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder with runs, at any depth; it may appear later.",
-            metavar="RUNS",
-            show_default=False,
-        ),
-    ] = Path("runs"),
-    port: Annotated[
-        str, typer.Option(help="If it is taken, the next free one; 0 for any.", metavar="N")
-    ] = "8642",
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen at. Others than this machine can look only where this is "
-            "another address, such as 0.0.0.0; then a random token is needed, which is printed.",
-            metavar="ADDRESS",
-        ),
-    ] = "127.0.0.1",
-    show: Annotated[
-        bool | None,
-        typer.Option(
-            "--open/--no-open",
-            help="Open the page in a browser. (default: where there is one)",
-            metavar="",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Follow runs on a local web page, while they go on and afterwards.
-
-    Curves, the graph with who agrees with whom, time left, runs side by side. It only reads; runs
-    do not know of it. RUNS is runs/ unless given.
-
-    [bold]parley dash[/bold]
-    (and in another terminal [bold]parley train --epochs 200[/bold])
-
-    [bold]parley dash results --port 9000[/bold]
-
-    On another machine: [bold]ssh -L 8642:localhost:8642 other parley dash[/bold], then open the
-    address here.
-    """
-    if runs.exists() and not runs.is_dir():
-        raise BadValue("runs", str(runs), "a folder", "it is a file")
-    if not port.isdecimal() or int(port) > 65535:
-        raise BadValue("port", port, "a whole number from 0 to 65535")
-    try:
-        from parley.dash.serve import serve
-    except ImportError as error:
-        raise ParleyError(
-            f"dash: {error.name} is not installed; it comes with pip install 'parley[dashboard]'"
-        ) from None
-    serve(runs, host, int(port), show, lambda words: print(words, file=sys.stderr, flush=True))

@@ -13,13 +13,14 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
+from parley.cli.main import INTERRUPTED, TERMINATED
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue
+from parley.errors import BadValue, Stopped
 from parley.reproduce import campaign, costs, report, resources, theory
 from parley.reproduce.campaign import Order
 from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
-from parley.watch.progress import console
+from parley.watch.log import console
 
 screen = Console()
 """Stdout, for results."""
@@ -161,9 +162,9 @@ def run(
         return
     try:
         became = campaign.run(todo, at_once, out)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         console.print("\nstopped; the same command goes on", highlight=False)
-        raise typer.Exit(130) from None
+        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
     counts = {state: len(jobs) for state, jobs in became.items()}
     if json_:
         print(json.dumps({"out": str(out), **counts}))

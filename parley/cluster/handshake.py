@@ -1,4 +1,4 @@
-"""What peers must agree on before the first step, and who takes which agents.
+"""What the processes of a run must agree on before the first step, and who takes which agents.
 
 Every process says what it was started with and what it has loaded. All compare, and all come to
 the same verdict: either they go on, or every host says who differs from whom in what.
@@ -11,20 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.cluster.noticeboard import Peers, here, listed
+from parley.cluster.noticeboard import Member, Noticeboard, listed
+from parley.cluster.rank import here
 from parley.compute.task import Task
-from parley.enclosed import FIELDS, enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
+from parley.store.enclosed import enclosed
+from parley.store.folder import ENCLOSED
 from parley.training.run import Problem
-from parley.version import __version__
+from parley.version import full_version
 
 
 def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, Any]:
     """All that must be the same everywhere, each under the name that an error gives it."""
     # Hosts may have the same files in other places.
     kept = enclosed(experiment, problem.topology)
-    files = {FIELDS[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
+    files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
     together = {"on_failure", "patience"}
@@ -32,7 +34,7 @@ def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, An
     inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
     parameters = zip(task.names, task.shapes, strict=True)
     return {
-        "version": __version__,
+        "version": full_version(),
         **said,
         **{f"file of {field}": f"checksum {found}" for field, found in files.items()},
         **{f"algorithm.{name}": value for name, value in algorithm.items()},
@@ -46,14 +48,14 @@ def claims(experiment: Experiment, problem: Problem, task: Task) -> dict[str, An
     }
 
 
-def agree(peers: Peers, agents: Sequence[int], said: Mapping[str, Any]) -> None:
+def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
     """Refuses to go on where some process claims something else than the first."""
     mine = {"host": here(), "agents": list(agents), "said": dict(said)}
-    everyone = peers.share("claims", mine)
+    everyone = board.share("claims", mine)
     first = everyone[0]
-    if changed := [key for key in said if _differs(everyone[peers.rank], mine, key)]:
+    if changed := [key for key in said if _differs(everyone[board.rank], mine, key)]:
         # It said otherwise at the start, and only then could the others object.
-        what = _difference(everyone[peers.rank], mine, peers.rank, changed[0])
+        what = _difference(everyone[board.rank], mine, board.rank, changed[0])
         raise BadValue("host", here(), "what this host began with", what.replace(" but ", ", was "))
     for rank, other in enumerate(everyone[1:], start=1):
         differing = [
@@ -102,13 +104,13 @@ def _graph(problem: Problem) -> str:
     return f"{len(topology.edges)} edges, checksum {zlib.crc32(what.encode())}"
 
 
-def seats(peers: Peers, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
     """The worker of every agent: those that were claimed where they were, the rest shared out.
 
-    >>> seats(Peers(), 3, None)
+    >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
     """
-    claimed = peers.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
+    claimed = board.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
     worker_of: dict[int, int] = {}
     for rank, said in enumerate(claimed):
         for agent in said["agents"] or ():
@@ -127,12 +129,15 @@ def seats(peers: Peers, agents: int, mine: Sequence[int] | None) -> tuple[int, .
         raise ParleyError(f"agents_here: nobody hosts {listed(rest)}")
     if len(rest) < len(open_):
         who = _who(open_[-1], claimed[open_[-1]])
-        raise BadValue("workers", peers.world, f"fewer: {who} is left without an agent")
+        raise BadValue("workers", board.world, f"fewer: {who} is left without an agent")
     for rank, block in zip(open_, np.array_split(rest, len(open_)) if open_ else [], strict=True):
         worker_of |= {int(agent): rank for agent in block}
     for rank, said in enumerate(claimed):
         if said["agents"] == []:
             raise BadValue("agents_here", "", "at least one agent", _who(rank, said))
+    for rank, said in enumerate(claimed):
+        hosted = tuple(agent for agent in range(agents) if worker_of[agent] == rank)
+        board.members[rank] = Member(said["host"], hosted)
     return tuple(worker_of[agent] for agent in range(agents))
 
 

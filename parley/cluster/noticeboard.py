@@ -7,23 +7,25 @@ told is JSON, never code.
 
 import json
 import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from parley.errors import ParleyError
+from parley.cluster.rank import here
+from parley.errors import Diverged, ParleyError
 from parley.wire.transport import WorkerLost
 
 FAILURE = "parley/failure"
 """Where the first process that fails says why."""
 ENDED = "parley/ended"
 """How many processes have heard of it."""
+LEFT = "parley/left"
+"""Who has left of its own accord: before it closed its connections."""
 PARTING = 3.0
 """Seconds that processes have to end by themselves once one has failed."""
 
@@ -70,10 +72,23 @@ def ask(question: Callable[[], T], seconds: float) -> T:
     return answers[0]
 
 
-class Peers:
-    """The processes of a run, of which this is number `rank`; without a store it is alone.
+class Silent(WorkerLost):
+    """Somebody has not said what everybody has to say."""
 
-    >>> Peers().share("agents", [0, 1])
+
+class Member(NamedTuple):
+    """A process of the run, as it has introduced itself."""
+
+    host: str
+    agents: tuple[int, ...]
+
+
+class Noticeboard:
+    """Where the processes of a run, of which this is number `rank`, tell each other something.
+
+    Without a store this process is alone.
+
+    >>> Noticeboard().share("agents", [0, 1])
     [[0, 1]]
     """
 
@@ -85,6 +100,7 @@ class Peers:
         patience: timedelta = timedelta(minutes=10),
         root: Store | None = None,
         once: bool = False,
+        members: Mapping[int, Member] | None = None,
     ) -> None:
         self.store = store
         self.root = root or store
@@ -95,7 +111,15 @@ class Peers:
         """How many seconds one waits for another."""
         self.once = once
         """Whether what was said once stays said, by whoever comes back with the same number."""
+        self.members = dict(members or {})
+        """Who is who, as far as they have introduced themselves."""
         self._shared = 0
+
+    def name(self, rank: int) -> str:
+        """A process in words: its number, its host and its agents."""
+        if (member := self.members.get(rank)) is None:
+            return f"worker {rank}"
+        return f"worker {rank} ({member.host}, {listed(member.agents)})"
 
     def share(self, what: str, value: Any) -> list[Any]:
         """What every process has to say about something, in the order of their numbers."""
@@ -111,8 +135,9 @@ class Peers:
             self.raise_told()
             if time.monotonic() > deadline:
                 silent = [r for r, k in enumerate(keys) if not self._ask(lambda: store.check([k]))]  # noqa: B023
-                raise WorkerLost(
-                    f"workers: worker {', '.join(map(str, silent))} said nothing about its {what} "
+                who = ", ".join(self.name(rank) for rank in silent)
+                raise Silent(
+                    f"workers: {who} said nothing about its {what} "
                     f"for {self.patience:g} seconds (--patience)"
                 )
             time.sleep(pause)
@@ -121,15 +146,18 @@ class Peers:
 
     def fail(self, error: Exception) -> ParleyError:
         """Says why this process ends, unless another has before; returns what was said first."""
-        words, store = str(error), self.root
+        store = self.root
+        said = error if isinstance(error, ParleyError) else ParleyError(str(error))
         if store is None:
-            return ParleyError(words)
-        elsewhere = self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
-        said = f"{words} (said by worker {self.rank} on {here()})" if elsewhere else words
-        first = said
+            return said
+        words = str(said)
+        if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
+            words = f"{words} (said by worker {self.rank} on {here()})"
+        note = _written(said.saying(words))
+        first = note
         with suppress(StoreLost):
-            first = self._ask(lambda: store.compare_set(FAILURE, "", said)).decode()
-        return ParleyError(words if first == said else first)
+            first = self._ask(lambda: store.compare_set(FAILURE, "", note)).decode()
+        return said if first == note else read_failure(first)
 
     def told(self) -> ParleyError | None:
         """What the first that failed said, if one has."""
@@ -137,13 +165,50 @@ class Peers:
         if store is not None:
             with suppress(StoreLost):  # it may have gone as well
                 if self._ask(lambda: store.check([FAILURE])):
-                    return ParleyError(self._ask(lambda: store.get(FAILURE)).decode())
+                    return read_failure(self._ask(lambda: store.get(FAILURE)).decode())
         return None
 
     def raise_told(self) -> None:
         """Ends this process too if another has failed."""
         if (error := self.told()) is not None:
             raise error
+
+    def leave(self) -> None:
+        """Says that this process closes its connections: others need not take it for dead."""
+        store = self.store
+        if store is not None:
+            with suppress(StoreLost):
+                self._ask(lambda: store.set(f"{LEFT}/{self.rank}", "1"))
+
+    def explain(self, lost: WorkerLost) -> ParleyError:
+        """Who has gone, or why all end, given that somebody could not be reached.
+
+        Whoever ends because of another says so before it closes its connections. Who did neither
+        has died; whoever was waiting for it names it, and the others hear of that.
+        """
+        store, deadline = self.store, time.monotonic() + PARTING
+        if store is None or isinstance(lost, Silent):
+            return self.told() or self.fail(lost)
+        others = [rank for rank in lost.workers or range(self.world) if rank != self.rank]
+        try:
+            while True:
+                if (error := self.told()) is not None:
+                    return error
+                keys = {rank: f"{LEFT}/{rank}" for rank in others}
+                gone = [r for r, key in keys.items() if not self._ask(lambda: store.check([key]))]  # noqa: B023
+                # Messages tell whose they were, sums do not: there the rest may yet show up.
+                certain = gone and (lost.workers or len(gone) == 1 == len(others))
+                if certain or time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+        except StoreLost as error:
+            return error
+        if not gone:
+            return lost
+        who = " or ".join(self.name(rank) for rank in gone)
+        how = "no answer in time" if lost.timed_out else "its connection was closed"
+        then = "start all again with --resume, or go on without it by --on-failure heal"
+        return self.fail(lost.saying(f"workers: {who} has gone without a word ({how}); {then}"))
 
     def part(self) -> None:
         """After a failure: gives the others a moment to hear of it, as the store may end with
@@ -161,14 +226,28 @@ class Peers:
         return ask(question, self.patience)
 
 
-def speaks() -> bool:
-    """Whether this process tells the user of this host what happens: one on each host does."""
-    return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))) == 0
+def _written(error: ParleyError) -> str:
+    """An error as it is told to others: its words, and what kind it is where that matters."""
+    said: dict[str, Any] = {"words": str(error)}
+    if isinstance(error, Diverged):
+        said |= {"step": error.step, "epoch": error.epoch}
+    if isinstance(error, WorkerLost):
+        said |= {"lost": list(error.workers)}
+    return json.dumps(said)
 
 
-def here() -> str:
-    """This host's name."""
-    return socket.gethostname()
+def read_failure(note: str) -> ParleyError:
+    """An error that another process has told.
+
+    >>> read_failure(_written(Diverged("loss: nan", step=7, epoch=2))).step
+    7
+    """
+    said = json.loads(note)
+    if "step" in said:
+        return Diverged(said["words"], said["step"], said["epoch"])
+    if "lost" in said:
+        return WorkerLost(said["words"], said["lost"])
+    return ParleyError(said["words"])
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -1,38 +1,68 @@
 """One worker's life: what it loads, what it agrees on with the others, and what it writes.
 
 Axes: A agents hosted here, N all agents, D flat parameters.
+
+A run is a row of generations, in each of which the same workers train together. Most runs are one
+generation: it ends when training is done, or when somebody is lost. A run that heals goes on with
+another (`parley.cluster.heal`).
 """
 
+import logging
 import os
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from parley import data
 from parley.cluster import handshake
-from parley.cluster.noticeboard import Peers
-from parley.enclosed import Enclosed, enclosed
+from parley.cluster.heal import Council, Position, Recovery, without
+from parley.cluster.join import Knock, Meeting, Roster
+from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.store import checkpoint
-from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
-from parley.store.status import is_held, reported
-from parley.training.run import EpochDone, Event, Problem, Record, Run, task_of
+from parley.graphs import Edge
+from parley.store.enclosed import enclosed
+from parley.store.folder import RunFolder
+from parley.store.journal import Journal
+from parley.store.status import reported
+from parley.training.events import EpochDone, Event, Record, Started
+from parley.training.run import Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Local, Processes, Transport, WorkerLost
+
+log = logging.getLogger(__name__)
+
+LOADING = 600.0
+"""Seconds that workers wait at least for each other to load their data."""
 
 Watcher = Callable[[Event], None]
 """Is shown every event of worker 0."""
 
-EACH_AGENT = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists with a value for each agent."""
-
 Load = Callable[[Experiment, Sequence[int]], Problem]
 """Makes the problem as seen by the host of these agents."""
+
+
+def unwatched(event: Event) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is told to do."""
+
+    experiment: Experiment
+    load: Load
+    out: Path | None = None
+    resume: bool = False
+    watch: Watcher = unwatched
+    mine: Sequence[int] | None = None
+    """The agents that this host has claimed; None: a share of those that nobody claims."""
 
 
 class Outcome:
@@ -55,34 +85,173 @@ class Outcome:
         """What the folder has beside records: ``agents`` and ``confusion``."""
 
 
-def work(
-    experiment: Experiment,
-    load: Load,
-    out: Path | None,
-    resume: bool,
-    peers: Peers,
-    watch: Watcher,
-    mine: Sequence[int] | None = None,
-) -> Outcome | None:
-    """One worker, from loading to summary; `mine` are the agents that its host has claimed."""
-    with threads(experiment.threads or 1):
-        worker_of = handshake.seats(peers, experiment.agents, mine)
-        hosted = [agent for agent, worker in enumerate(worker_of) if worker == peers.rank]
-        problem = load(experiment, hosted)
-        task = task_of(experiment, problem)
-        handshake.agree(peers, hosted, handshake.claims(experiment, problem, task))
-        placement = Placement(problem.topology, worker_of, peers.rank)
-        transport: Transport = Local(placement) if peers.world == 1 else Processes(placement)
-        run = Run(experiment, problem, transport, task)
-        resume = resume or any(peers.share("restarts", _restarts()))
-        journal = Journal(out, peers)
-        journal.open(enclosed(experiment, problem.topology), resume)
-        agents = describe(problem, holdings(problem, hosted, experiment.agents, peers))
-        journal.describe(agents)
-        if resume:
-            journal.restore(run)
-        watch = watch if peers.rank == 0 else lambda event: None
-        return follow(run, journal, watch, agents)
+def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
+    """One worker, from loading to summary; the outcome, on worker 0."""
+    with threads(assignment.experiment.threads or 1):
+        return Worker(assignment, meeting).work()
+
+
+class Worker:
+    """One worker of a run."""
+
+    def __init__(self, assignment: Assignment, meeting: Meeting) -> None:
+        self.assignment = assignment
+        self.experiment = assignment.experiment
+        self.meeting = meeting
+        self.council = Council(meeting) if meeting.heals else None
+        self.position = Position()
+        lobby = meeting.lobby()
+        back = self.council is not None and self.council.begun()
+        if back:
+            # Its own mistakes are no reason for the others to stop.
+            self._prepare(lobby, back)
+        else:
+            with meeting.ending_together(lobby, final=True):
+                self._prepare(lobby, back)
+
+    def _prepare(self, lobby: Noticeboard, back: bool) -> None:
+        """Loads this worker's data and checks that they fit those of the others."""
+        experiment, assignment = self.experiment, self.assignment
+        self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
+        self.members: Mapping[int, Member] = dict(lobby.members)
+        hosted = self._introduce()
+        restarted = any(lobby.share("restarts", _restarts()))
+        self.resume = assignment.resume or back or restarted
+        self.problem: Problem = assignment.load(experiment, hosted)
+        if assignment.out:
+            kept = enclosed(experiment, self.problem.topology)
+            RunFolder(assignment.out).check(kept.experiment, self.resume, kept.files)
+        self.task = task_of(experiment, self.problem)
+        lobby.patience = max(LOADING, lobby.patience)
+        handshake.agree(lobby, hosted, handshake.claims(experiment, self.problem, self.task))
+        sizes = lobby.share("sizes", [len(samples) for samples in self.problem.samples])
+        everyone = [size for of_worker in sizes for size in of_worker]
+        self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
+        tests = lobby.share("tests", len(self.problem.test))
+        self.test_samples = tests[0] if self.problem.test_is_shared else sum(tests)
+        self.tested_on = self.test_samples
+        held = holdings(self.problem, hosted, experiment.agents, lobby)
+        self.agents = describe(self.problem, held)
+        if self.council and self.resume:
+            self.position = Position.saved(assignment.out, hosted, self.steps_per_epoch)
+
+    def _introduce(self) -> list[int]:
+        """The agents hosted here; says those of the whole host."""
+        rank = self.meeting.rank
+        hosted = [agent for agent, worker in enumerate(self.worker_of) if worker == rank]
+        if "LOCAL_WORLD_SIZE" in os.environ:
+            first = rank - int(os.environ.get("LOCAL_RANK", "0"))
+            ours = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+            agents = [agent for agent, worker in enumerate(self.worker_of) if worker in ours]
+            log.info("%s hosts %s; loading data", self.members[rank].host, listed(agents))
+        return hosted
+
+    def work(self) -> Outcome | None:
+        """Generation after generation, until one of them has come to the end."""
+        left = False
+        while True:
+            council = self.council
+            roster = council.convene(left) if council else self.meeting.everyone
+            try:
+                with self.meeting.connected(roster, self.members) as board:
+                    outcome = self._train(roster, board)
+                    if council:
+                        council.done()
+                    return outcome
+            except (WorkerLost, Knock):
+                if council is None:
+                    raise
+                left = True
+
+    def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
+        """One generation: from where its workers are to the end, or until somebody is lost."""
+        full, workers = self.problem.topology, roster.workers
+        present = [a for a in range(full.agents) if self.worker_of[a] in workers]
+        graph, bridges = without(full, present)
+        self.experiment.algorithm.check(graph)
+        seats = tuple(workers.index(self.worker_of[a]) for a in present)
+        numbers = tuple(present) if len(present) < full.agents else ()
+        placement = Placement(graph, seats, board.rank, numbers)
+        transport: Transport = Local(placement) if board.store is None else Processes(placement)
+        problem = replace(self.problem, topology=graph)
+        run = Run(
+            self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
+        )
+        first = roster.generation == 0
+        with Journal(self.assignment.out, board) as journal:
+            journal.open(enclosed(self.experiment, full), self.resume or not first, first)
+            if self.council:
+                return self._recovered(self.council, roster, run, journal, bridges)
+            if self.resume:
+                journal.restore(run)
+            watch = self.assignment.watch if board.rank == 0 else unwatched
+            return follow(run, journal, watch, self.agents)
+
+    def _recovered(
+        self,
+        council: Council,
+        roster: Roster,
+        run: Run,
+        journal: Journal,
+        bridges: Sequence[Edge],
+    ) -> Outcome | None:
+        """The same where workers may have gone or come: each goes on with its own models."""
+        recovery = Recovery(run, journal, self.position)
+        recovery.take_up()
+        self.position = recovery.position()
+        self._tell(council, roster, run, journal, bridges)
+        try:
+            each = partial(self._each, council, roster, run, journal.board.rank)
+            return follow(run, journal, each, self.agents)
+        finally:
+            self.position = recovery.position()
+
+    def _each(self, council: Council, roster: Roster, run: Run, rank: int, event: Event) -> None:
+        """After every event: a sign of life, and after an epoch the door is opened."""
+        if rank == 0:
+            self.assignment.watch(event)
+            council.beat()
+        if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
+            knocks = rank == 0 and council.waiting(roster.generation)
+            if float(run.transport.sum(torch.tensor(float(knocks)))):
+                raise Knock
+
+    def _tell(
+        self,
+        council: Council,
+        roster: Roster,
+        run: Run,
+        journal: Journal,
+        bridges: Sequence[Edge],
+    ) -> None:
+        """Notes who takes part, in the run's folder and for the user of this host."""
+        before = council.roster(roster.generation - 1) if roster.generation else ()
+        gone = [w for w in before if w not in roster.workers]
+        back = [w for w in roster.workers if w not in before] if before else []
+        journal.note(
+            {
+                "generation": roster.generation,
+                "epoch": run.epoch,
+                "step": run.step,
+                "workers": list(roster.workers),
+                "gone": gone,
+                "back": back,
+                "bridges": [list(bridge) for bridge in bridges],
+            }
+        )
+        for word, workers in (("has gone; the others go on without", gone), ("is back with", back)):
+            for worker in workers:
+                agents = [a for a, w in enumerate(self.worker_of) if w == worker]
+                log.info("worker %d %s %s (step %d)", worker, word, listed(agents), run.step)
+        if run.test.count != self.tested_on:
+            rest = (
+                "; the others have gone with their hosts" if run.test_samples_absent else " again"
+            )
+            log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
+            self.tested_on = run.test.count
+        if bridges:
+            pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
+            log.info("the graph fell apart and was bridged: %s", pairs)
 
 
 def _restarts() -> int:
@@ -90,16 +259,19 @@ def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def follow(run: Run, journal: "Journal", watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
+def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
     """Trains to the end, writes what is to be kept; the outcome, on worker 0."""
-    with reported(journal.out if journal.keeper else None) as report:
+    journal.describe(agents)
+    with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
             for event in run.events():
+                if isinstance(event, Started) and "LOCAL_WORLD_SIZE" in os.environ:
+                    log.info("training begins at step %d of %d", run.step + 1, run.steps)
                 if isinstance(event, EpochDone):
                     journal.save(run, event)
                 report(event)
                 watch(event)
-        except WorkerLost:
+        except (WorkerLost, StoreLost):
             raise
         except ParleyError as error:
             raise journal.with_remedy(error) from None
@@ -110,150 +282,6 @@ def follow(run: Run, journal: "Journal", watch: Watcher, agents: dict[str, Any])
     if run.transport.placement.here:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
-
-
-class Journal:
-    """A worker's part in the run's folder, be that shared with others or on a disk of its own.
-
-    Every worker writes its checkpoints. Of those who see the same folder, the first keeps its
-    records, so that every host has all of them.
-    """
-
-    def __init__(self, out: Path | None, peers: Peers) -> None:
-        self.out = out
-        self.folder = RunFolder(out) if out else None
-        self.peers = peers
-        self.keeper = False
-        self.records: list[Record] = []
-        self.epoch = 0
-        """Epochs whose record and checkpoint all workers have written."""
-
-    def open(self, run: Enclosed, resume: bool, first: bool = True) -> None:
-        """Makes the folder, or checks that it holds this very experiment and that nobody is at work
-        in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
-        """
-        mark = self.peers.share("folder", uuid.uuid4().hex)[0]
-        if self.folder is None:
-            return
-        self.folder.check(run.experiment, resume, run.files)
-        if first and is_held(self.folder.path):
-            raise ParleyError(
-                f"out: another process is training into {self.folder.path}; wait for it, stop it, "
-                "or choose another folder"
-            )
-        self.peers.share("check", True)  # nobody writes into a folder that has been refused
-        marks = self.folder.path / f"{EXPERIMENT}.{mark}"
-        own = marks.with_name(f"{marks.name}-{self.peers.rank:06d}.partial")
-        self.folder.touch(own)
-        self.peers.share("mark", True)
-        self.keeper = min(own.parent.glob(f"{marks.name}-*")) == own
-        self.peers.share("look", True)
-        own.unlink(missing_ok=True)
-        if self.keeper:
-            self.folder.create(run.experiment, run.files)
-        self.peers.share("create", True)
-
-    def restore(self, run: Run) -> None:
-        """Goes back to the newest checkpoint that every worker has."""
-        if self.folder is None:
-            return
-        path, transport = self.folder.path, run.transport
-        records = self.folder.records() if self.keeper else []
-        self.epoch = checkpoint.newest(path, transport)
-        newer = max(self.peers.share("epochs", max(checkpoint.epochs_present(path), default=0)))
-        if newer > self.epoch + 1:
-            # Workers write at most one epoch apart, unless some went on without others.
-            raise ParleyError(
-                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last of "
-                "all; --on-failure heal lets each go on from its own checkpoint"
-            )
-        if self.epoch:
-            run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
-        meet(transport)  # nothing is changed on disk until every worker has read its part
-        checkpoint.drop_after(path, self.epoch)
-        if self.keeper:
-            records = self.folder.rewind(records, self.epoch)
-        # The first worker need not be where it was before: all know what some keeper knows.
-        self.records = max(self.peers.share("records", records), key=len)
-        if self.keeper and len(records) < len(self.records):
-            self.folder.rewind(self.records, self.epoch)
-        meet(transport)
-
-    def save(self, run: Run, event: EpochDone) -> None:
-        """The record of an epoch and the state after it."""
-        # The record goes first: resuming drops records newer than its checkpoint, but could not
-        # make up for a record that is missing.
-        if event.record:
-            self.records.append(event.record)
-        if self.folder is None:
-            self.epoch = event.epoch
-            return
-        if self.keeper and event.record:
-            self.folder.append(event.record)
-        path = self.folder.path
-        checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
-        meet(run.transport)
-        self.epoch = event.epoch
-        checkpoint.prune(path, event.epoch)
-
-    def note(self, event: dict[str, Any]) -> None:
-        """One more line on who takes part."""
-        if self.folder and self.keeper:
-            self.folder.append(event, GENERATIONS)
-
-    def describe(self, agents: dict[str, Any]) -> None:
-        """Notes who talks with whom and who holds what."""
-        if self.folder and self.keeper:
-            self.folder.write_once(AGENTS, agents)
-
-    def last(self, run: Run) -> Record:
-        """The record of the last epoch."""
-        if not self.records or self.records[-1]["epoch"] != run.epoch:
-            path = self.folder.path if self.folder else Path()
-            raise ParleyError(
-                f"records: {path / RECORDS} lacks the last record; remove "
-                f"{checkpoint.folder(path, run.epoch)} to make that epoch again"
-            )
-        return self.records[-1]
-
-    def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
-        """The summary, written where records are kept."""
-        summary = summarise(run.experiment, self.last(run), self.out)
-        if self.folder and self.keeper:
-            self.folder.write_once(CONFUSION, confusion)
-            self.folder.finish(summary)
-        return summary
-
-    def with_remedy(self, error: ParleyError) -> ParleyError:
-        """The error, and what is left of the run."""
-        present = checkpoint.epochs_present(self.folder.path) if self.folder else []
-        if not present or not self.folder:
-            return error
-        return ParleyError(
-            f"{error}; the checkpoint after epoch {present[-1]} is kept in {self.folder.path}"
-        )
-
-
-def meet(transport: Transport) -> None:
-    """Goes on once every worker has come this far."""
-    transport.sum(torch.zeros(1))
-
-
-def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
-    """The last record and what it is the record of, as one flat object."""
-    return {
-        "algorithm": experiment.algorithm.name,
-        "label": experiment.algorithm.label,
-        "data": experiment.data,
-        "model": experiment.model,
-        "agents": experiment.agents,
-        "topology": experiment.topology,
-        "partition": experiment.partition,
-        "seed": experiment.seed,
-        "epochs": experiment.epochs,
-        **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
-        "out": str(out) if out else None,
-    }
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -269,14 +297,16 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
     }
 
 
-def holdings(problem: Problem, hosted: Sequence[int], agents: int, peers: Peers) -> list[list[int]]:
+def holdings(
+    problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
+) -> list[list[int]]:
     """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()
            for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
     told = [{str(a): count for a, count in own.items()}]
     if not problem.data_are_own:
-        told = peers.share("holdings", told[0])
+        told = board.share("holdings", told[0])
     known = {int(a): count for said in told for a, count in said.items()}
     return [known.get(agent, [0] * classes) for agent in range(agents)]
 

@@ -50,6 +50,11 @@ def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     return ENGINES[name][0](task, seed, threads)
 
 
+def missed(task: Task) -> str:
+    """How a task could be computed faster than it can be here; nothing where it could not."""
+    return "" if fused.supports(task) else kernels.advice()
+
+
 def candidates(task: Task) -> list[str]:
     """Engines worth a try for a task, the likely fastest first.
 

@@ -36,8 +36,11 @@ class OneByOne:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Each sample is a batch of its own."""
-        each: Callable[..., Tensor] = vmap(lambda o_C, t: self.loss(o_C[None], t[None]))
-        return each(outputs, targets)
+
+        def one(output_C: Tensor, target: Tensor) -> Tensor:
+            return self.loss(output_C[None], target[None])
+
+        return vmap(one)(outputs, targets)
 
 
 def each_sample(loss: Loss) -> Loss:

@@ -23,10 +23,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from parley.dash.graph import graph
-from parley.dash.tail import Cursor, Tail
+from parley.dash.tail import READ_ONLY, Cursor, Tail
 from parley.errors import ParleyError
-from parley.experiment import Experiment
 from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.store.status import STATUS, is_held
 
@@ -129,6 +127,8 @@ class Runs:
 
     def about(self, run: str) -> dict[str, Any]:
         """Everything about one run that does not change with every record."""
+        from parley.dash.graph import graph  # loads torch, which a list of runs does not need
+
         path = self.folder(run)
         signs = tuple(_sign(path / name) for name in (EXPERIMENT, ENVIRONMENT, AGENTS))
         with self._lock:
@@ -197,7 +197,7 @@ def _sign(path: Path) -> tuple[int, float, int] | None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, READ_ONLY)
         with os.fdopen(descriptor, "rb") as file:
             return file.read(LARGEST)
     except OSError:
@@ -222,10 +222,10 @@ def _options(path: Path) -> dict[str, Any] | None:
 
 def _about(path: Path, run: str) -> Row:
     """What a run is; it changes only with its files."""
-    options = _options(path)
+    options, summary = _options(path), _json(path / SUMMARY)
     label, note = path.name, ""
     try:
-        label = Experiment.of(**options).algorithm.label if options else label
+        label = str((summary or {}).get("label") or _label(options) or label)
     except ParleyError:
         algorithm = (options or {}).get("algorithm", {})
         label = str(algorithm.get("name", label) if isinstance(algorithm, dict) else algorithm)
@@ -243,15 +243,22 @@ def _about(path: Path, run: str) -> Row:
         **{name: (options or {}).get(name) for name in shown},
         "began": sign[1] if sign else 0.0,
         "note": note,
-        "complete": _json(path / SUMMARY) is not None,
+        "complete": summary is not None,
         "status": _json(path / STATUS),
     }
+
+
+def _label(options: dict[str, Any] | None) -> str:
+    """The name of the method of a run that has not told it yet: only this needs torch."""
+    from parley.experiment import Experiment
+
+    return Experiment.of(**options).algorithm.label if options else ""
 
 
 def _last(path: Path) -> dict[str, Any]:
     """The numbers of the newest whole record, found from the end of the file."""
     with suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, READ_ONLY)
         with os.fdopen(descriptor, "rb") as file:
             size, span = os.fstat(descriptor).st_size, END
             while size:

@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic_core import from_json
 
-from parley.cluster.worker import EACH_AGENT
-from parley.training.run import Record
+from parley.training.events import EACH_AGENT, Record
+
+READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""No link is followed, and no pipe waited for, where the system can tell them."""
 
 BUCKETS = 1000
 """At most so many for a run; half as many just after joining."""
@@ -277,7 +279,7 @@ class Tail:
         """What has come since the last time, though not more than `budget` bytes (or one line)."""
         try:
             # Not through a link: it could lead out of the folder.
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(self.path, READ_ONLY)
         except OSError:
             if self.offset:
                 self._start_over()

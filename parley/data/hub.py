@@ -28,7 +28,7 @@ def text_library(name: str, field: str, value: str) -> ModuleType:
         # Its own missing dependencies are not solved by the extra alone: name them.
         missing = error.name or name
         because = f"it needs {name}, and {missing} is not installed"
-        raise BadValue(field, value, "pip install 'parley[text]'", because) from error
+        raise BadValue(field, value, "pip install 'parley-learning[text]'", because) from error
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def partition(
     `used` are the indices of those that take part (default: all). Indices are always the dataset's
     own: a file's lists lose what is not used, every other kind deals out what is.
 
-    >>> from parley.graphs.topology import ring
+    >>> from parley.graphs import ring
     >>> labels = np.repeat(np.arange(10), 3)
     >>> [np.unique(labels[i]).tolist() for i in partition("skew:1", labels, ring(5), 0).indices]
     [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]

@@ -1,38 +1,28 @@
 """Who talks with whom, with which weights, and when."""
 
-from parley.graphs.topology import (
-    DENSE,
-    EXAMPLES,
-    MATCHINGS,
-    Edge,
-    Property,
-    Topology,
-    base,
+from parley.graphs.changing import MATCHINGS, base, matchings, one_peer_exponential, sequence
+from parley.graphs.families import (
     chain,
     circulant,
-    describe,
     directed_exponential,
     directed_ring,
     erdos_renyi,
     exponential,
-    from_file,
     from_graph,
     full,
     hypercube,
-    matchings,
-    one_peer_exponential,
-    parse,
     random_regular,
     ring,
-    sequence,
     spanning_tree,
     star,
-    stated_agents,
-    to_text,
     torus,
     torus_shape,
     tree,
 )
+from parley.graphs.files import from_file, to_text
+from parley.graphs.matrices import Edge
+from parley.graphs.names import EXAMPLES, parse, stated_agents
+from parley.graphs.topology import DENSE, Property, Topology, describe
 
 __all__ = [
     "DENSE",

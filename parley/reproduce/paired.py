@@ -90,6 +90,12 @@ class Ablation(NamedTuple):
         return choice_words(self.choices) + beside
 
     @property
+    def sentence(self) -> str:
+        """For example ``floor as printed, where scale is as printed, too``."""
+        beside = f", where {choice_words(self.others)} is as printed, too" if self.others else ""
+        return f"{choice_words(self.choices)} as printed{beside}"
+
+    @property
     def means(self) -> tuple[float, float]:
         """Accuracies after gossip of both sides, over the seeds that both have."""
         sides = by_seed(self.before, GOSSIPED), by_seed(self.after, GOSSIPED)

@@ -280,7 +280,7 @@ def ablation_claims(results: Sequence[Result]) -> list[str]:
     lines, undecided = [], []
     for found in paired.ablations(results):
         told, preset = found.gossiped, found.after.preset
-        name = f"{preset.label}, {found.words} as printed"
+        name = f"{preset.label}, {found.sentence}"
         if told.half is None:
             continue
         if not told.sign:
@@ -378,7 +378,7 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         lines += ["### Some choices as printed, the rest as run", "", ABLATION_TEXT, ""]
         lines += _rows(ABLATION, rows)
         claims = ablation_claims(found.results)
-        lines += ["Outside their intervals:", "", *claims, ""] if claims else []
+        lines += ["In words:", "", *claims, ""] if claims else []
         lines += _commands([r for r in found.results if r.is_ablation])
     if found.refused:
         lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]

@@ -14,7 +14,8 @@ from parley.errors import ParleyError
 from parley.graphs import Topology, from_graph
 from parley.results.draw import layout
 from parley.results.read import Curve, Group, RecordedRun, curve, field_of, sent_megabytes
-from parley.training.run import Record, topology_of
+from parley.training.events import Record
+from parley.training.run import topology_of
 
 Description = dict[str, Any]
 

@@ -367,7 +367,7 @@ def colours(classes: int) -> list[str]:
 def layout(topology: Topology) -> Positions:
     """Where each agent is drawn, [N, 2]: the shape that its kind of graph is known by.
 
-    >>> from parley.graphs.topology import chain
+    >>> from parley.graphs import chain
     >>> layout(chain(3)).tolist()
     [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]
     """

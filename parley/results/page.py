@@ -12,7 +12,7 @@ from typing import Any
 from parley.reproduce.cell import Cell, find_cell
 from parley.results.charts import Description, Section, sections
 from parley.results.read import Group, RecordedRun, field_of, sent_megabytes, value
-from parley.training.run import Record
+from parley.training.events import Record
 from parley.version import __version__
 
 # Nothing may be loaded from anywhere, whatever stands in the data.

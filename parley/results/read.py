@@ -17,7 +17,7 @@ from parley.algorithms import ALGORITHMS
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
-from parley.training.run import Record
+from parley.training.events import Record
 
 NOT_COMPARED = {*HOW, "seed"}
 """Fields in which runs of one group may differ."""

@@ -3,13 +3,14 @@
 experiment.toml     the full experiment
 graph.txt           its graph, where it came from a file or from Python; likewise
 partition.json      who holds what, and
-links.toml          the simulated network (`parley.enclosed`)
+links.toml          the simulated network (`parley.store.enclosed`)
 environment.json    versions and machine
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
 generations.jsonl   who took part from when on, where a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
+.lock               held by the process that writes here
 confusion.json      what the best and the worst agent take for what, at the end
 summary.json        written when the run is complete
 """
@@ -23,17 +24,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from parley.algorithms import Kind
-from parley.enclosed import FIELDS
 from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
 from parley.files import is_partial, write_atomically
-from parley.version import __version__
+from parley.store.status import LOCK
+from parley.version import __version__, commit
+
+if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
+    from parley.algorithms import Kind
+    from parley.experiment import Experiment
 
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
+GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
+ENCLOSED = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
+"""Copies of files that the experiment names, and the field that each is about."""
 GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
@@ -55,19 +61,21 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def experiment(self, own: Kind | None = None) -> Experiment | None:
+    def experiment(self, own: "Kind | None" = None) -> "Experiment | None":
         """What the folder holds a run of, if it does; `own` as `Experiment.from_toml` takes it."""
+        from parley.experiment import Experiment
+
         present = self.path / EXPERIMENT
         if not present.is_file():
             return None
         return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present), own)
 
     def check(
-        self, experiment: Experiment, resume: bool, files: Mapping[str, str] | None = None
+        self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
     ) -> None:
         """Refuses a folder that this experiment may not be written to; changes nothing.
 
-        `files` are those that the experiment names, as `parley.enclosed` has them.
+        `files` are those that the experiment names, as `parley.store.enclosed` has them.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
@@ -77,7 +85,7 @@ class RunFolder:
             for name, text in (files or {}).items():
                 path = self.path / name
                 if path.is_file() and path.read_text(encoding="utf-8") != text:
-                    differing.append(FIELDS[name])
+                    differing.append(ENCLOSED[name])
             if differing:
                 raise ParleyError(
                     f"out: {str(self.path)!r} holds another experiment "
@@ -89,8 +97,9 @@ class RunFolder:
                     "add --resume to go on with it, or choose another folder"
                 )
             return
-        # A run that was killed at its very first moment leaves an unfinished file.
-        if self.path.exists() and not all(is_partial(p, EXPERIMENT) for p in self.path.iterdir()):
+        # A run that was killed at its very first moment leaves its lock and an unfinished file.
+        present = self.path.iterdir() if self.path.exists() else iter(())
+        if not all(path.name == LOCK or is_partial(path, EXPERIMENT) for path in present):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
 
     def touch(self, mark: Path) -> None:
@@ -99,7 +108,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             mark.touch()
 
-    def create(self, experiment: Experiment, files: Mapping[str, str] | None = None) -> None:
+    def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
         """Writes down what is run here, unless that was done before."""
         about = json.dumps(environment(), indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
@@ -110,7 +119,7 @@ class RunFolder:
                     write_atomically(self.path / name, text)
 
     def open(
-        self, experiment: Experiment, resume: bool, files: Mapping[str, str] | None = None
+        self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
     ) -> None:
         """Makes the folder, or checks that it holds this very experiment."""
         self.check(experiment, resume, files)
@@ -187,6 +196,7 @@ def environment() -> dict[str, Any]:
     return {
         "command": command(),
         "parley": __version__,
+        "commit": commit(),
         "python": platform.python_version(),
         **{package: installed(package) for package in packages},
         "system": platform.system(),

@@ -1,13 +1,12 @@
 """What a run says of itself: where it is while it goes on, and why when it has stopped.
 
 ``status.json`` is in a run's folder from the first step until the run is complete, when
-``summary.json`` takes its place. Meanwhile the run holds a lock on its folder. The kernel lets go
-of it whatever becomes of the process, so whoever looks can tell a run that goes on from one that
-died.
+``summary.json`` takes its place. Meanwhile the run holds a lock on its folder, the file ``.lock``.
+The kernel lets go of it whatever becomes of the process, so whoever looks can tell a run that goes
+on from one that died.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -16,29 +15,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from parley.files import write_atomically
-from parley.training.run import Event, StepDone
+from parley.training.events import Event, StepDone
 
 STATUS = "status.json"
+LOCK = ".lock"
 EVERY = 1.0
 """Seconds from one writing to the next."""
 
 
 @contextmanager
-def reported(folder: Path | None) -> Iterator[Callable[[Event], None]]:
-    """Says in the folder how a run goes on, given its events, and how it ended."""
+def reported(folder: Path | None, locked: bool) -> Iterator[Callable[[Event], None]]:
+    """Says in the folder how a run goes on, given its events, and how it ended.
+
+    `locked`: whether this process holds the folder's lock.
+    """
     if folder is None:
         yield lambda event: None
         return
-    with held(folder) as locked:
-        status = _Status(folder, locked)
-        try:
-            yield status
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt)
-            status.ended("stopped" if stopped else "failed", "" if stopped else str(error))
-            raise
-        (folder / STATUS).unlink(missing_ok=True)
+    status = _Status(folder, locked)
+    try:
+        yield status
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        status.ended("stopped" if stopped else "failed", "" if stopped else str(error))
+        raise
+    (folder / STATUS).unlink(missing_ok=True)
 
 
 def mark_stopped(folder: Path) -> None:
@@ -50,42 +54,39 @@ def mark_stopped(folder: Path) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process on this machine is at work on the folder's run."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
+    """Whether some process on this machine is at work on the folder's run; changes nothing."""
+    path = folder / LOCK
+    if not path.is_file():
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        import fcntl
+    except ImportError:  # Windows, where a look is a short hold
+        with held(folder, patience=0) as free:
+            return not free
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False  # a file system without locks
-    finally:
-        os.close(descriptor)
     return False
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Holds a lock on the folder; whether it could be had."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def held(folder: Path, patience: float = 0.2) -> Iterator[bool]:
+    """Holds the folder's lock; whether it could be had. Somebody may just be looking, so it is
+    waited for a moment."""
+    lock = FileLock(folder / LOCK, thread_local=False)
     try:
-        for _ in range(10):  # somebody may just be looking
-            if locked := _locked(descriptor):
-                break
-            time.sleep(0.02)
-        yield locked
+        lock.acquire(timeout=patience, poll_interval=0.02)
+    except (Timeout, OSError, NotImplementedError):
+        yield False  # taken, or a file system without locks
+        return
+    try:
+        yield True
     finally:
-        os.close(descriptor)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False  # taken, or a file system without locks
-    return True
+        lock.release()
 
 
 class _Status:

@@ -1,6 +1,6 @@
 """Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
 
-import multiprocessing
+import logging
 import re
 import signal
 import statistics
@@ -24,19 +24,23 @@ from parley import algorithms
 from parley.cluster import launch
 from parley.cluster.worker import Watcher
 from parley.compute.threads import usable_cores
-from parley.enclosed import enclosed
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
 from parley.results.draw import curves_picture
+from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run
-from parley.training.run import EpochDone, Event, Record, Run, StepDone
+from parley.training.events import EpochDone, Event, Record, StepDone
+from parley.training.run import Run
 from parley.watch import trackers
-from parley.watch.progress import bars, brief, console, megabytes, status
+from parley.watch.log import console
+from parley.watch.progress import bars, brief, megabytes, status
 from parley.wire.placement import spread
 from parley.wire.transport import Local
+
+logger = logging.getLogger(__name__)
 
 PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 """The six methods of the NGC paper's tables."""
@@ -230,7 +234,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
         Run(experiment, problem, Local(spread(problem.topology, 1)))
         notes[problem.note] = None
     for note in filter(None, notes):
-        console.print(f"note: {note}", highlight=False)
+        logger.info("%s", note)
 
     pending = [job for job in todo if not job.is_done]
     if parallel == 1 or len(pending) <= 1:
@@ -277,10 +281,10 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     except BadValue:
         raise
     except ParleyError as error:
-        if job.may_diverge and run.DIVERGED in str(error):
+        if job.may_diverge and isinstance(error, Diverged):
             write_atomically(job.out / DIVERGED_FILE, str(error))
             return
-        raise ParleyError(f"{job.label}, seed {job.experiment.seed}: {error}") from None
+        raise error.saying(f"{job.label}, seed {job.experiment.seed}: {error}") from None
 
 
 LOGGED = 60.0
@@ -386,9 +390,7 @@ def _run_in_child(number: int, job: Job, resume: bool) -> None:
 
 
 def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
-    # A server that imports everything once makes children in no time.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context = launch.context(__name__)
     events = context.Queue()
     board = _Board(pending)
 

@@ -3,7 +3,6 @@
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 """
 
-import resource
 import sys
 
 import torch
@@ -152,7 +151,17 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
 
 
 def peak_memory_mb(transport: Transport) -> float:
-    """The largest resident size of this process so far, summed over workers, in MB."""
+    """The largest resident size of this process so far, summed over workers, in MB.
+
+    0 on systems that cannot tell (Windows).
+    """
+    return float(transport.sum(torch.tensor(_peak_bytes() / 1e6, dtype=torch.float64)))
+
+
+def _peak_bytes() -> int:
+    try:
+        import resource
+    except ImportError:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-    return float(transport.sum(torch.tensor(peak, dtype=torch.float64)))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -5,6 +5,7 @@ Axes: A agents hosted here, N all agents, D flat parameters.
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
 
+import logging
 import math
 import os
 import re
@@ -25,20 +26,17 @@ from parley.compute.task import TRIED, Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
+from parley.training.events import EpochDone, Event, Record, Started, StepDone
 from parley.wire import clock as links
 from parley.wire.transport import Kind, Transport
 
-DIVERGED = "training has diverged"
-"""In the error of a run whose numbers are no longer finite."""
-
-Record = dict[str, Any]
-"""One line of ``records.jsonl``."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -197,37 +195,6 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
     return Task(model, problem.loss, dtype, device)
 
 
-@dataclass(frozen=True)
-class Started:
-    """Everything is loaded and checked; training begins."""
-
-    parameters: int
-    """Entries of the model."""
-    note: str
-    """What the partition could not obey, or nothing."""
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A step has been made."""
-
-    step: int
-    steps: int
-    loss: float | None
-    """Mean over the hosted agents that took the step, or the last known if none of them did."""
-
-
-@dataclass(frozen=True)
-class EpochDone:
-    """An epoch has been made; every few epochs with a record."""
-
-    epoch: int
-    record: Record | None
-
-
-Event = Started | StepDone | EpochDone
-
-
 class Losses(NamedTuple):
     """Of the hosted agents in one step."""
 
@@ -327,6 +294,9 @@ class Run:
             names = engines.candidates(self.task)
             found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+            if how := engines.missed(self.task):
+                log.info("engine %s is used, with %s", name, how)
+        log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":
             # It shares out whole gradients; torch's own threads would only get in its way.
             torch.set_num_threads(1)
@@ -386,8 +356,8 @@ class Run:
             while self.step < (self.epoch + 1) * self.steps_per_epoch:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
-                self.state, *found = self.algorithm.step(self.state, hood, batch, lr)
-                losses = self._checked_losses(*found)
+                self.state, loss_A, active_A = self.algorithm.step(self.state, hood, batch, lr)
+                losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
                 self._loss = losses.mean(self._loss)
                 self.step += 1
@@ -431,9 +401,10 @@ class Run:
                 what = f"{name}: {value} of all agents together"
                 raise self._diverged(what, self.epoch * self.steps_per_epoch)
 
-    def _diverged(self, what: str, step: int) -> ParleyError:
-        remedy = f"{DIVERGED}; try a smaller lr (now {self.experiment.lr:g})"
-        return ParleyError(f"{what}, step {step} of {self.steps}: {remedy}")
+    def _diverged(self, what: str, step: int) -> Diverged:
+        remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        epoch = -(-step // self.steps_per_epoch)
+        return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
     def _by_agent(self, values: list[float]) -> list[float | None]:
         """In the order of the experiment's agents, with nothing for those who are absent."""

@@ -1,6 +1,6 @@
 """What a person sees while a run goes on: a bar in a terminal or notebook, else plain lines."""
 
-import sys
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from html import escape
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -23,10 +23,10 @@ from rich.progress import (
 from rich.text import Text
 
 from parley.experiment import Experiment
-from parley.training.run import EpochDone, Event, Record, Started, StepDone
+from parley.training.events import EpochDone, Event, Record, Started, StepDone
+from parley.watch.log import console
 
-console = Console(stderr=True)
-"""Everything meant for eyes goes to stderr; stdout is for results."""
+log = logging.getLogger(__name__)
 
 REDRAWN = 0.2
 """Seconds from one picture of a bar to the next in a notebook."""
@@ -182,7 +182,8 @@ class _Lines(_Show):
     def epoch(self, event: EpochDone) -> None:
         if event.record:
             line = f"{self.label}: epoch {event.epoch} of {self.epochs}: {status(event.record)}"
-            print(f"{line}{self._clock.words()}", file=sys.stderr, flush=True)
+            line += self._clock.words()
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Notebook(_Show):
@@ -259,7 +260,7 @@ class TrainingProgress:
         match event:
             case Started():
                 if event.note:
-                    console.print(f"note: {event.note}", highlight=False)
+                    log.info("%s", event.note)
             case StepDone():
                 self._show.step(event)
             case EpochDone():

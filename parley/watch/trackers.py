@@ -1,10 +1,11 @@
 """Trackers that receive the metrics of a run as it goes on: TensorBoard, Weights & Biases, MLflow.
 
-All are optional (``pip install 'parley[trackers]'``) and write to local folders: what a run logs
-leaves the machine only where the user has told the tracker so by its own environment variables
-(``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
+All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: what a
+run logs leaves the machine only where the user has told the tracker so by its own environment
+variables (``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
 """
 
+import logging as notes
 import os
 import time
 from abc import ABC, abstractmethod
@@ -17,8 +18,9 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
-from parley.training.run import EpochDone, Event, Record
-from parley.watch.progress import console
+from parley.training.events import EpochDone, Event, Record
+
+log = notes.getLogger(__name__)  # `logging` is what this module does
 
 Watcher = Callable[[Event], None]
 
@@ -42,7 +44,9 @@ def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
             import_module(TRACKERS[name].package)
         except ImportError as error:
             because = f"{error.name or name} is not installed"
-            raise BadValue("log", name, "after pip install 'parley[trackers]'", because) from None
+            raise BadValue(
+                "log", name, "after pip install 'parley-learning[trackers]'", because
+            ) from None
     return names
 
 
@@ -215,8 +219,7 @@ def logging(
                 except Exception as error:  # whatever a tracker may raise
                     pending.remove(name)
                     why = " ".join(str(error).split())[:200]
-                    note = f"note: {name} fails ({why}); the run goes on without it"
-                    console.print(note, highlight=False, markup=False, soft_wrap=True)
+                    log.info("%s fails (%s); the run goes on without it", name, why)
         watch(event)
 
     complete = False

@@ -87,7 +87,7 @@ def _number(name: str, value: Any) -> float:
 class Clock:
     """The time at every agent of a graph on a network.
 
-    >>> from parley.graphs.topology import ring
+    >>> from parley.graphs import ring
     >>> clock = parse("uplink=8k,delay=2", ring(3), seed=0)
     >>> clock.send([(0, 1), (0, 2)], size=500, step=0)  # half a second each, one after the other
     >>> clock.time_N.tolist()

@@ -76,7 +76,7 @@ class Placement:
 def spread(topology: Topology, workers: int, here: int = 0) -> Placement:
     """Agents in consecutive blocks, as even as their number allows.
 
-    >>> from parley.graphs.topology import ring
+    >>> from parley.graphs import ring
     >>> spread(ring(5), 2).worker_of
     (0, 0, 0, 1, 1)
     """

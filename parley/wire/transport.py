@@ -57,13 +57,20 @@ UNDER_WAY = 4
 class WorkerLost(ParleyError):
     """Another worker can no longer be reached; why, it has said elsewhere if at all."""
 
+    def __init__(self, message: str, workers: Sequence[int] = (), timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.workers = tuple(workers)
+        """Those that may have gone; empty where that cannot be told."""
+        self.timed_out = timed_out
+        """Whether it fell silent, and did not just close its connection."""
+
 
 class Transfer:
     """Messages on their way between workers, while this one goes on with something else."""
 
     def __init__(
         self,
-        requests: Sequence[dist.Work],
+        requests: Sequence[tuple[Sequence[int], dist.Work]],
         inbox: Tensor,
         expected: Tensor,
         sent: Tensor,
@@ -83,8 +90,8 @@ class Transfer:
     def wait(self) -> Tensor:
         """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
         if self._requests:
-            with _reaching_others():
-                for request in self._requests:
+            for workers, request in self._requests:
+                with _reaching(*workers):
                     request.wait()
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
@@ -452,12 +459,16 @@ class Processes(Transport):
             [stamp(route.leaving).to(device), _rows(wire, route.rows).to(device)], 1
         )
         inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
-        with _reaching_others():
+        peers = [peer for peer, _ in (*route.of, *route.to)]
+        with _reaching(*dict.fromkeys(peers)):
             sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
             # the own message, behind which it would wait: the two directions would take turns.
-            requests = dist.batch_isend_irecv(receipts + sends)
+            works = dist.batch_isend_irecv(receipts + sends)
+        # Gloo makes a request of each, NCCL one of all.
+        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
+        requests = list(zip(each, works, strict=True))
         transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
         if not self.overlap:
             transfer.wait()
@@ -479,7 +490,7 @@ class Processes(Transport):
         own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
         own[: len(values_A)] = values_A
         every = [torch.empty_like(own) for _ in hosts]
-        with _reaching_others():
+        with _reaching():
             dist.all_gather(every, own)
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
         for agents, rows in zip(hosts, every, strict=True):
@@ -490,7 +501,7 @@ class Processes(Transport):
         """The sum over workers, on every worker, in whatever order."""
         self._settle()
         total = values.to(self._wire_device, copy=True)
-        with _reaching_others():
+        with _reaching():
             dist.all_reduce(total)
         return total.to(values.device)
 
@@ -498,17 +509,22 @@ class Processes(Transport):
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         sent = values.to(self._wire_device, copy=True).contiguous()
-        with _reaching_others():
+        with _reaching():
             dist.broadcast(sent, self.placement.worker_of[agent])
         return sent.to(values.device)
 
 
 @contextmanager
-def _reaching_others() -> Iterator[None]:
+def _reaching(*workers: int) -> Iterator[None]:
+    """Says in words that one of these workers (or of all, if none is named) has gone."""
     try:
         yield
     except RuntimeError as error:
-        raise WorkerLost(f"another worker has gone ({str(error).splitlines()[0]})") from None
+        # What gloo says is for its developers: file, line, and which setting to debug with.
+        timed_out = "imed out" in str(error) or "imeout" in str(error)
+        why = "it did not answer in time" if timed_out else "it closed its connection"
+        who = f"worker {' or '.join(map(str, workers))}" if workers else "another worker"
+        raise WorkerLost(f"workers: {who} has gone ({why})", workers, timed_out) from None
 
 
 def _check(got: Tensor, expected: Tensor) -> None:

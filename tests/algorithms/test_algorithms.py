@@ -316,7 +316,7 @@ class TestQuadraticProgram:
         rows = rng.normal(size=(20, neighbours, 8)) * 10.0 ** rng.integers(-3, 3, (20, 1, 1))
         g = rng.normal(size=(20, 8))
         gram, along = rows @ rows.swapaxes(1, 2), np.einsum("pmd,pd->pm", rows, g)
-        u = multipliers(gram, along, floor, np.full(20, RIDGE))
+        u = multipliers(gram, along, floor, RIDGE)
         slope = np.einsum("pmn,pn->pm", gram, u) + along
         tolerance = 1e-8 * np.maximum(1.0, np.abs(along).max(1, keepdims=True))
         assert (u >= floor).all()
@@ -346,8 +346,7 @@ class TestQuadraticProgram:
         for d in (1, 2, 8):  # with fewer entries than neighbours it is singular without the ridge
             g_1D = draw(rng.normal(size=(1, d)))
             r_1MD = draw(rng.normal(size=(1, 1, d)) + apart * rng.normal(size=(1, neighbours, d)))
-            ridge_1 = torch.tensor([RIDGE / π**2], dtype=torch.float64)
-            (got_D,) = project(g_1D, r_1MD, [d], 0.5, ridge_1)
+            (got_D,) = project(g_1D, r_1MD, [d], 0.5, RIDGE / π**2)
             u = reference.solve_qp(π * g_1D[0], list(π * r_1MD[0]), 0.5)
             wanted_D = g_1D[0] + torch.tensor(u, dtype=torch.float64) @ r_1MD[0]
             torch.testing.assert_close(got_D, wanted_D, rtol=0, atol=1e-11)
@@ -356,7 +355,7 @@ class TestQuadraticProgram:
         """They stay so, for the run to stop with its own words; no warning, no solver's error."""
         gram = np.stack([np.diag([np.inf, 1.0]), np.eye(2), np.eye(2)])
         along = np.array([[0.0, 0.0], [np.nan, 0.0], [-2.0, 0.0]])
-        u = multipliers(gram, along, 0.5, np.full(3, RIDGE))
+        u = multipliers(gram, along, 0.5, RIDGE)
         assert np.isnan(u[:2]).all()
         assert u[2].tolist() == pytest.approx([2.0, 0.5])  # the others are what they were
 
@@ -366,7 +365,7 @@ class TestQuadraticProgram:
         """A singular problem: only the sum of the multipliers is determined."""
         row = np.array([1.0, 2.0, -1.0])
         rows, g = np.stack([scale * row] * times), np.array([-1.0, 0.0, 0.0])
-        (u,) = multipliers((rows @ rows.T)[None], (rows @ g)[None], 0.0, np.array([RIDGE]))
+        (u,) = multipliers((rows @ rows.T)[None], (rows @ g)[None], 0.0, RIDGE)
         assert u.sum() * scale == pytest.approx(1 / 6, abs=1e-6)
 
     def test_zero_cross_gradients_leave_the_self_gradient(self) -> None:

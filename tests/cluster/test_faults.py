@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from parley.cluster import launch
-from parley.cluster.noticeboard import here
+from parley.cluster.rank import here
 from parley.experiment import Experiment
 from parley.training.run import problem
+from parley.version import commit
 from tests.cluster.test_launch import OPTIONS, RUN, torchrun
 from tests.faults import Hosts
 from tests.processes import PATIENCE, nothing_left, processes_of, recorded, records, until
@@ -43,7 +44,7 @@ def errors(hosts: Hosts) -> list[str]:
     found = []
     for rank in hosts.running:
         assert hosts.wait(rank) == 2, hosts.words()
-        lines = hosts.err(rank).splitlines()
+        lines = [line for line in hosts.err(rank).splitlines() if not line.startswith("note: ")]
         assert len(lines) == 1, hosts.words()
         found.append(lines[0].removeprefix("error: "))
     return found
@@ -81,7 +82,8 @@ def test_a_port_that_is_taken(made: Any) -> None:
 def test_another_version(made: Any, mode: str) -> None:
     hosts = made(2, odd={1: "version"}, on_failure=mode)
     for said in errors(hosts):
-        assert f"hosts do not agree: version is '9.9' at worker 1 ({here()}, agents 2, 3)" in said
+        version = f"9.9 (commit {commit()})"
+        assert f"do not agree: version is {version!r} at worker 1 ({here()}, agents 2, 3)" in said
     assert not hosts.out(0).exists() and not hosts.out(1).exists()
 
 
@@ -134,6 +136,20 @@ def fill(path: Path) -> bool:
         while file.write(bytes(4096)):
             pass
     return False
+
+
+def test_a_host_that_dies_is_named_on_every_other(made: Any) -> None:
+    """Host and agents, and not what gloo has to say about sockets."""
+    hosts = made(3)
+    hosts.until(lambda: len(hosts.records()) >= 1)
+    hosts.kill(1)
+    for rank in (0, 2):
+        assert hosts.wait(rank) == 2, hosts.words()
+        [said] = [line for line in hosts.err(rank).splitlines() if line.startswith("error: ")]
+        assert said.startswith(
+            f"error: workers: worker 1 ({here()}, agent 2) has gone without a word"
+        ), hosts.words()
+        assert "gloo" not in hosts.err(rank) and "Traceback" not in hosts.err(rank)
 
 
 def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from PIL import Image
 
 from parley.cluster import handshake, launch
 from parley.cluster.host import Host
-from parley.cluster.noticeboard import Peers, here
+from parley.cluster.noticeboard import Noticeboard
+from parley.cluster.rank import here
 from parley.data import own
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -102,7 +103,7 @@ def test_torchrun_on_three_hosts_gives_the_numbers_of_one_process(
              "-m", "parley", "train", "experiment.toml", "--host=host.toml", "--out=run",
              "--patience=240", *(["--data-root=root"] if rank == 2 else [])],
             env={**os.environ, TOKEN: "three-hosts", "OMP_NUM_THREADS": "1",
-                 "PYTHONPATH": str(Path(launch.__file__).parents[1])},
+                 "PYTHONPATH": str(Path(launch.__file__).parents[2])},
             cwd=disk, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank, disk in enumerate(hosts)
@@ -196,13 +197,13 @@ class TestHostFile:
             Host.of(*arguments)
 
 
-def together(world: int, work: Callable[[Peers], Any]) -> list[Any]:
+def together(world: int, work: Callable[[Noticeboard], Any]) -> list[Any]:
     """Several peers with a real store, each in a thread: what each returns or raises."""
     store, found = dist.HashStore(), [None] * world
 
     def one(rank: int) -> None:
         try:
-            found[rank] = work(Peers(store, rank, world, timedelta(seconds=PATIENCE)))
+            found[rank] = work(Noticeboard(store, rank, world, timedelta(seconds=PATIENCE)))
         except ParleyError as error:
             found[rank] = error  # type: ignore[call-overload]
 
@@ -281,12 +282,12 @@ class TestHandshake:
         assert words.format(here=here()) in str(found[0])
 
     def test_a_peer_that_says_nothing_is_named(self) -> None:
-        peers = Peers(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+        peers = Noticeboard(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
         with pytest.raises(ParleyError, match=r"worker 1 said nothing about its claims for 0\.2"):
             handshake.agree(peers, [0], {})
 
     def test_a_peer_that_fails_is_heard(self) -> None:
-        def work(peers: Peers) -> None:
+        def work(peers: Noticeboard) -> None:
             if peers.rank == 1:
                 raise peers.fail(ParleyError("my disk is full"))
             peers.share("agents", [])

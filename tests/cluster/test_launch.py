@@ -20,7 +20,7 @@ from parley.cluster import launch
 from parley.cluster.worker import Load
 from parley.compute import choose as engines
 from parley.compute import threads as crew
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment
 from parley.training.run import Problem, problem
 from tests.processes import PATIENCE, TOKEN, Command, nothing_left, recorded, records
@@ -130,6 +130,10 @@ class TestTheSameNumbers:
         out, err = launched.communicate(timeout=PATIENCE)
         assert launched.returncode == 0, err
         assert len(out.splitlines()) == 1
+        told = [line.removeprefix("note: ") for line in err.splitlines() if "note: " in line]
+        assert told[0].startswith("worker 0 of 2: waiting for the others at ")
+        assert told[1].endswith("hosts agents 0, 1, 2, 3, 4, 5, 6, 7, 8, 9; loading data")
+        assert told[2].startswith("training begins at step 1 of ") and len(told) == 3
         assert "Traceback" not in err
         assert records(folder / "launched") == two
         assert nothing_left("launched")
@@ -145,8 +149,8 @@ class TestEnds:
         os.kill(worker, signal.SIGKILL)
         assert command.wait() == 2
         assert command.error() == (
-            "worker 1 was killed (SIGKILL); the same command with --resume goes on from the last "
-            "checkpoint"
+            "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume "
+            "goes on from the last checkpoint"
         )
         assert command.nothing_left()
         run_here(out, resume=True, workers=2)
@@ -190,6 +194,8 @@ class TestEnds:
         out = folder / "poisoned"
         with pytest.raises(ParleyError) as caught:
             run_here(out, load=poisoned, workers=2, algorithm="dpsgd")
+        assert isinstance(caught.value, Diverged), "the type crosses from one process to another"
+        assert (caught.value.step, caught.value.epoch) == (1, 1)
         words = str(caught.value)
         assert words.startswith("loss: ")
         assert "at agent 7, step 1 of " in words
@@ -208,7 +214,8 @@ class TestEnds:
     ) -> None:
         """torchrun ends everybody at the first failure, but the user is told before."""
         out, err = diverging.communicate(timeout=PATIENCE)
-        assert diverging.returncode != 0
+        assert diverging.returncode == 1, "torchrun's own; those of the processes are in its report"
+        assert "exitcode  : 2" in err
         told = [line for line in err.splitlines() if line.startswith("error: ")]
         assert len(told) == 1, err
         assert "at agent " in told[0]
@@ -218,7 +225,9 @@ class TestEnds:
         assert nothing_left("diverging")
 
     def test_a_mistake_in_the_code_of_a_worker(self) -> None:
-        with pytest.raises(ParleyError, match=r"worker 1: ZeroDivisionError"):
+        with pytest.raises(
+            ParleyError, match=r"worker 1 \(.*, agents 5, 6, 7, 8, 9\): ZeroDivisionError"
+        ):
             run_here(None, load=broken_elsewhere, workers=2)
 
 
@@ -227,7 +236,7 @@ class StopAfter:
         self.count = count
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, parley.training.run.EpochDone) and event.epoch >= self.count:
+        if isinstance(event, parley.training.events.EpochDone) and event.epoch >= self.count:
             raise KeyboardInterrupt
 
 

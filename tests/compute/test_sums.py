@@ -107,7 +107,7 @@ def test_adding_in_parts_is_adding_at_once(
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parley.sums.WORTH_A_THREAD", 0)
+    monkeypatch.setattr("parley.compute.sums.WORTH_A_THREAD", 0)
     topology, x_ND = graphs.star(7), torch.randn(7, 1234)
     alone, shared = sums_of(topology, x_ND.dtype), sums_of(topology, x_ND.dtype, Crew(threads))
     assert torch.equal(shared.of(x_ND, gamma=0.7), alone.of(x_ND, gamma=0.7))

@@ -19,7 +19,7 @@ from parley.data import text as tokens
 from parley.errors import BadValue
 from parley.models import build, options
 
-pytest.importorskip("transformers", reason="needs pip install 'parley[text]'")
+pytest.importorskip("transformers", reason="needs pip install 'parley-learning[text]'")
 
 LENGTH = 16
 SENTENCE = "oil prices rise as markets fear a strike the cup final goes to extra time new phone"

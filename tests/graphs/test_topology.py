@@ -13,9 +13,11 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from parley import graphs as tp
 from parley.errors import BadValue
 from parley.graphs import Topology, parse
-from parley.graphs import topology as tp
+from parley.graphs.matrices import TOLERANCE
+from parley.graphs.weights import Weights
 
 SPECS = [
     ("ring", 1), ("ring", 2), ("ring", 10), ("directed-ring", 7), ("chain", 6), ("torus", 12),
@@ -119,7 +121,7 @@ def test_a_long_ring_has_its_closed_form_ends() -> None:
 def test_the_ends_of_a_spectrum_are_those_of_all_of_it(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tp, "DENSE", 0)
+    monkeypatch.setattr("parley.graphs.topology.DENSE", 0)
     t = parse(spec, 90)
     assert t.spectral_gap == pytest.approx(1 - abs(t.eigenvalues[1]), abs=1e-11)
     assert t.lambda_min == pytest.approx(t.eigenvalues.real.min(), abs=1e-11)
@@ -127,7 +129,7 @@ def test_the_ends_of_a_spectrum_are_those_of_all_of_it(
 
 
 def test_negative_ends_of_a_spectrum_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tp, "DENSE", 0)
+    monkeypatch.setattr("parley.graphs.topology.DENSE", 0)
     w = 0.5 * np.eye(90) - tp.star(90).weights
     t = tp.star(90, weights=w)
     assert t.spectral_gap == pytest.approx(1 - sorted(np.abs(np.linalg.eigvalsh(w)))[-2])
@@ -274,7 +276,7 @@ def test_any_matrix_is_kept_in_the_places_of_the_graph(graph: "nx.Graph[int]", s
         assert again.edges == t.edges
         assert again.mixing.nnz == len(t.edges) + t.agents
         assert again.mixing.has_canonical_format
-        symmetric = bool(np.allclose(w, w.T, rtol=0, atol=tp.TOLERANCE))
+        symmetric = bool(np.allclose(w, w.T, rtol=0, atol=TOLERANCE))
         assert again.symmetric is symmetric
 
 
@@ -515,7 +517,7 @@ def test_no_agents(build, agents: int) -> None:  # type: ignore[no-untyped-def]
         (scipy.sparse.csc_array(np.diag([1.0, 1.0, np.nan, 1.0])), "agent 2 gives it to agent 2"),
     ],
 )
-def test_bad_weights_are_told_why(weights: tp.Weights, told: str) -> None:
+def test_bad_weights_are_told_why(weights: Weights, told: str) -> None:
     with pytest.raises(BadValue) as error:
         tp.directed_ring(4, weights=weights)
     assert error.value.field == "weights"

@@ -319,7 +319,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     page = report.markdown(found, {})
     assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
     assert "gradient as printed" not in page, "the paper's table is without it"
-    assert "Outside their intervals" not in page and "Not told apart" not in page
+    assert "In words" not in page and "Not told apart" not in page
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
     assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
 
@@ -377,6 +377,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     claims = report.ablation_claims(results)
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
+    assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
     assert claims[-1] == "- Not told apart from no difference: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
     told = json.loads(report.as_json(report.Found(results)))["ablations"]

@@ -10,7 +10,6 @@ from PIL import Image
 
 from parley.errors import BadValue
 from parley.graphs import Topology, from_graph, parse, ring
-from parley.graphs import topology as topologies
 from parley.results import draw
 
 HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
@@ -182,7 +181,7 @@ def test_graphs_of_many_agents_need_no_whole_matrix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights are read edge by edge; `weights` would be made on first use."""
-    monkeypatch.setattr(topologies, "DENSE", 100)
+    monkeypatch.setattr("parley.graphs.topology.DENSE", 100)
     topology = parse("circulant:1,5", 600)
     draw.topology_picture(topology, tmp_path / "many.png")
     assert "weights" not in vars(topology)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import parley
 from parley import BadValue
-from parley.cli import app as cli
+from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import cell as paper
@@ -320,7 +320,7 @@ def run_command(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["parley", *words])
         with pytest.raises(SystemExit) as ended:
-            cli.main()
+            main()
     out, err = capsys.readouterr()
     return int(ended.value.code or 0), out, err
 

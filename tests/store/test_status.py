@@ -10,7 +10,7 @@ import pytest
 import parley
 from parley.errors import ParleyError
 from parley.store import status
-from parley.training.run import Event, StepDone
+from parley.training.events import Event, StepDone
 from tests.processes import Command
 
 SMALL = {"agents": 3, "epochs": 2, "progress": False}
@@ -83,12 +83,18 @@ def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
 def test_stopped_is_told_from_killed(tmp_path: Path) -> None:
     stopped = Command(tmp_path, *LONG, "--out", tmp_path / "stopped")
     killed = Command(tmp_path, *LONG, "--out", tmp_path / "killed")
-    for command, name in ((stopped, "stopped"), (killed, "killed")):
+    ended = Command(tmp_path, *LONG, "--workers=2", "--out", tmp_path / "ended")
+    for command, name in ((stopped, "stopped"), (killed, "killed"), (ended, "ended")):
         assert command.until((tmp_path / name / "status.json").exists)
     assert status.is_held(tmp_path / "stopped") and status.is_held(tmp_path / "killed")
     stopped.send(signal.SIGINT)
     killed.send(signal.SIGKILL)
+    ended.send(signal.SIGTERM)
     assert (stopped.wait(), killed.wait()) == (130, -signal.SIGKILL)
+    assert ended.wait() == 143, "as a shell tells it"
+    assert ended.nothing_left() and "Traceback" not in ended.err
+    assert f"the same command with --out {tmp_path / 'ended'} --resume" in ended.err
+    assert said(tmp_path / "ended")["state"] == "stopped"
     assert said(tmp_path / "stopped")["state"] == "stopped"
     assert said(tmp_path / "killed")["state"] == "running"  # the last thing that it could say
     assert not status.is_held(tmp_path / "stopped") and not status.is_held(tmp_path / "killed")

@@ -12,9 +12,10 @@ from rich.console import Console
 from parley import BadValue, Experiment
 from parley.algorithms import ALGORITHMS
 from parley.cli import app as cli
+from parley.cli.main import main
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
-from parley.training.run import EpochDone, StepDone
+from parley.training.events import EpochDone, StepDone
 from parley.watch import progress
 from tests.processes import Command, recorded, records
 
@@ -33,7 +34,7 @@ def command(tmp_path, monkeypatch, capsys):
     def run(words):
         monkeypatch.setattr(sys, "argv", ["parley", "compare", *FLAGS.split(), *words.split()])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main()
         shown = capsys.readouterr()
         return exit_.value.code, shown.out, shown.err
 

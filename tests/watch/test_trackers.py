@@ -13,7 +13,7 @@ import pytest
 import parley
 from parley import BadValue
 from parley.experiment import Experiment
-from parley.training.run import EpochDone
+from parley.training.events import EpochDone
 from parley.watch import trackers
 from parley.watch.trackers import scalars
 
@@ -24,7 +24,9 @@ NAMES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run told to all three, stopped after its first epoch and resumed."""
     for package in NAMES.values():
-        pytest.importorskip(package, reason=f"{package} is not installed: parley[trackers]")
+        pytest.importorskip(
+            package, reason=f"{package} is not installed: parley-learning[trackers]"
+        )
     out = tmp_path_factory.mktemp("logged") / "run"
     options = {"agents": 3, "epochs": 3, "out": out, "progress": False}
 

@@ -82,6 +82,14 @@ def reason() -> str:
     return _load()[1]
 
 
+def advice() -> str:
+    """How to get the kernels where they are missing and nobody has asked for that; else nothing."""
+    if not (why := reason()) or _switched_off():
+        return ""
+    how = "install gcc or clang (Linux: build-essential, macOS: xcode-select --install)"
+    return f"{why}; for the engine that is usually fastest, {how}"
+
+
 def library() -> ctypes.CDLL:
     """The loaded kernels."""
     loaded, why = _load()
@@ -104,7 +112,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _build() -> ctypes.CDLL:
-    if os.environ.get("PARLEY_KERNELS", "").lower() in ("off", "0", "no"):
+    if _switched_off():
         raise _Unavailable("PARLEY_KERNELS is off")
     compiler = _compiler()
     version = _run([*compiler, "--version"])
@@ -129,6 +137,10 @@ def _build() -> ctypes.CDLL:
         _run([*compiler, "-shared", *objects, "-o", str(made), "-lm"])
         path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
     return _open(path)
+
+
+def _switched_off() -> bool:
+    return os.environ.get("PARLEY_KERNELS", "").lower() in ("off", "0", "no")
 
 
 def _digest(path: Path) -> str:

@@ -1,0 +1,186 @@
+"""The ``parley`` command: which commands there are, and what becomes of errors and signals.
+
+A command's module is imported when the command is run. Torch takes seconds to load, which
+``parley --help``, ``parley --version`` and ``parley dash`` do not need.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from parley.cluster.rank import speaks
+from parley.errors import BadValue, ParleyError, Stopped
+from parley.version import full_version
+from parley.watch import log
+
+APP = "parley.cli.app"
+COMMANDS = {
+    "demo": (APP, "See what it does, offline, in about a minute."),
+    "train": (APP, "Train one model among peers."),
+    "compare": (APP, "Run several algorithms with several seeds side by side."),
+    "tune": (
+        APP,
+        "Find learning rates by a small seeded search, with the same budget for every method.",
+    ),
+    "report": (APP, "One page about one or more runs, to look at and to send."),
+    "dash": (
+        "parley.cli.dash",
+        "Follow runs on a local web page, while they go on and afterwards.",
+    ),
+    "algorithms": (APP, "List the algorithms, or the options of one."),
+    "topology": (APP, "Check a graph: spectral gap, diameter, weights, and what a round costs."),
+    "data": (APP, "Look at a dataset and at who would hold what."),
+    "reproduce": (
+        APP,
+        "The tables and figures of the NGC paper: list them, run them, and see ours beside the "
+        "paper's.",
+    ),
+}
+"""Where each command is, and the first sentence of its help."""
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes of a command that was stopped by Ctrl-C, and by SIGTERM."""
+
+# UsageError. Recent typer brings a click of its own, so click's name for it may be another class.
+WrongUse: Any = typer.BadParameter.__base__
+
+
+class Commands(TyperGroup):
+    """Commands by name, each imported when it is run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All of them, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """What the help needs of a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command itself."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, load(name) if found and name else found, rest
+
+
+def load(name: str) -> Any:
+    """A command, ready to be run."""
+    module = import_module(COMMANDS[name][0])
+    group: Any = typer.main.get_group(module.app)
+    command = group.commands[name]
+    _add_verbosity(command)
+    return command
+
+
+def _add_verbosity(command: Any) -> None:
+    """Gives a command, or those below it, ``-v`` and ``-q``."""
+    below = getattr(command, "commands", {}).values()
+    for one in below:
+        _add_verbosity(one)
+    if not below:
+        both: Any = typer.main.get_command(_verbosity)
+        command.params += [option for option in both.params if option.name != "help"]
+
+
+_verbosity = typer.Typer(add_completion=False)
+
+
+@_verbosity.command()
+def _flags(
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "-v", "--verbose",
+            help="Say more: what is chosen, awaited and written.",
+            metavar="", expose_value=False,
+            callback=lambda value: log.show(logging.DEBUG) if value else None,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "-q", "--quiet",
+            help="Say nothing but results, warnings and errors.",
+            metavar="", expose_value=False,
+            callback=lambda value: log.show(logging.WARNING) if value else None,
+        ),
+    ] = False,
+) -> None: ...  # fmt: skip
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Decentralized learning: peers with different, private data train one model together, "
+    "with no server. Begin with [bold]parley demo[/bold].",
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(full_version())
+        raise typer.Exit
+
+
+@app.callback()
+def _before_every_command(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        help="Print the version.",
+        metavar="",
+        callback=_print_version,
+        is_eager=True,
+    ),
+) -> None: ...
+
+
+def main() -> None:
+    """The ``parley`` command: every mistake is one line on stderr and exit code 2."""
+    signal.signal(signal.SIGTERM, _stop)
+    log.show()
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="parley")
+    except ParleyError as error:
+        code = _complain(str(error))
+    except WrongUse as error:
+        code = _complain(_in_our_words(error))
+    except Stopped:
+        code = TERMINATED
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows must not be cut
+    raise Stopped
+
+
+def _in_our_words(error: Any) -> str:
+    if not hasattr(error, "possibilities"):
+        return str(error.format_message())
+    near = f"did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    valid = f"those of {error.ctx.command_path} --help"
+    return str(BadValue("flag", error.option_name, valid, near))
+
+
+def _complain(message: str) -> int:
+    if speaks():
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun ends all processes of a host as soon as one has failed, which must not be before
+        # the first has told the user what is wrong.
+        time.sleep(30)
+    return 2

@@ -1,0 +1,233 @@
+"""Meeting: how the processes of a run find each other, connect, and end together."""
+
+import hashlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rendezvous import rendezvous
+
+from parley.cluster.noticeboard import PARTING, Member, Noticeboard, StoreLost, ask
+from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
+from parley.wire.transport import WorkerLost
+
+log = logging.getLogger(__name__)
+
+
+class Roster(NamedTuple):
+    """Who takes part in a generation: a group of workers that train together."""
+
+    generation: int
+    workers: tuple[int, ...]
+
+
+class Knock(Exception):
+    """Somebody waits outside: the generation ends to take it in."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the workers of a run meet, and how; without a store, this one is alone."""
+
+    store: Store | None = None
+    rank: int = 0
+    world: int = 1
+    patience: float = 600.0
+    """How many seconds one waits for another."""
+    backend: str = "gloo"
+    heals: bool = False
+    """Whether others go on when one is lost."""
+
+    @property
+    def everyone(self) -> Roster:
+        """All of them, in a run's first generation."""
+        return Roster(0, tuple(range(self.world)))
+
+    def lobby(self) -> Noticeboard:
+        """Where the workers speak before they are connected.
+
+        In a run that heals, what is said there stays said: one that returns finds the answers.
+        """
+        if self.store is None:
+            return Noticeboard()
+        store = PrefixStore("lobby", self.store)
+        timeout = timedelta(seconds=self.patience)
+        return Noticeboard(store, self.rank, self.world, timeout, self.store, once=self.heals)
+
+    @contextmanager
+    def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Noticeboard]:
+        """A group of the workers of one generation, and where they speak."""
+        if self.store is None:
+            yield Noticeboard()
+            return
+        here, world = roster.workers.index(self.rank), len(roster.workers)
+        store = PrefixStore(f"generation/{roster.generation}", self.store)
+        timeout = timedelta(seconds=self.patience)
+        present = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
+        said = PrefixStore("said", store)
+        board = Noticeboard(said, here, world, timeout, self.store, members=present)
+        with self.ending_together(board, final=not self.heals):
+            self._connect(store, here, world)
+            yield board
+
+    def _connect(self, store: Store, here: int, world: int) -> None:
+        timeout = timedelta(seconds=self.patience)
+        try:
+            ask(
+                lambda: dist.init_process_group(
+                    self.backend, store=store, rank=here, world_size=world, timeout=timeout
+                ),
+                3 * self.patience,
+            )
+        except StoreLost as error:
+            # Somebody left before all were connected; or the store itself has gone, which the next
+            # question to it will tell.
+            log.debug("not all connected: %s", error.why)
+            raise WorkerLost(
+                f"workers: the {world} processes could not all be connected within "
+                f"{self.patience:g} seconds (--patience)"
+            ) from None
+
+    @contextmanager
+    def ending_together(self, board: Noticeboard, final: bool) -> Iterator[None]:
+        """When one fails, all end, with the words of the first that failed.
+
+        Whoever fails leaves its words in the store and closes its connections, by which the others
+        learn of it. `final`: whether the run also ends when one is lost.
+        """
+        if self.store is None:
+            yield
+            return
+        try:
+            yield
+        except (StoreLost, Knock):
+            if not final:
+                board.raise_told()
+            raise
+        except WorkerLost as lost:
+            if not final:
+                board.raise_told()
+                raise
+            board.leave()
+            _disconnect()
+            explained = board.explain(lost)
+            board.part()
+            raise explained from None
+        except ParleyError as error:
+            first = board.fail(error)
+            _disconnect()
+            board.part()
+            raise (error if first is error else first) from None
+        except KeyboardInterrupt:
+            if final:
+                board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
+            raise
+        except Exception as error:
+            board.fail(ParleyError(f"{self._own_name(board)}: {error!r}"))
+            _disconnect()
+            board.part()
+            raise
+        finally:
+            _disconnect()
+
+    def _own_name(self, board: Noticeboard) -> str:
+        # After healing, numbers on the board are those of the generation.
+        return f"worker {self.rank}" if self.heals else board.name(self.rank)
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # A group's name is the count of those made before it, which must be the same in every process;
+    # ending a group sets it back, but one that was never complete cannot be ended.
+    dist.distributed_c10d._world.group_count = 0
+
+
+def as_launched(experiment: Experiment) -> Meeting:
+    """This process as one of those that torchrun or the like has started."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = experiment.patience
+    where = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
+    log.info("worker %d of %d: waiting for the others at %s", rank, world, where)
+    heals = experiment.on_failure == "heal"
+    try:
+        # Some other program may listen at that address and never answer.
+        store = ask(lambda: _store(rank, patience, heals), patience + PARTING)
+    except (StoreLost, KeyError, ValueError) as error:
+        raise _not_all_came(error, world, patience) from None
+    if heals:
+        return Meeting(PrefixStore("parley/heal", store), rank, world, patience, heals=True)
+    store = _of_this_start(store, rank, world, patience)
+    return Meeting(store, rank, world, patience, _backend(experiment.device))
+
+
+def _store(rank: int, patience: float, heals: bool) -> Store:
+    timeout = timedelta(seconds=patience)
+    if not heals:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        return store  # type: ignore[no-any-return]
+    # Workers that may go and come back need one store as long as some of them live, where torchrun
+    # gives every restart a new one.
+    kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and not kept_by_agent,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+
+
+def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Store:
+    """The part of the launcher's store that belongs to the processes that are there now.
+
+    The store outlives the processes when torchrun starts them anew, and what earlier ones left in
+    it leads nowhere. Each draws a number, and all show which numbers they see until all see the
+    same: earlier processes cannot have seen those of later ones.
+    """
+    own = uuid.uuid4().hex
+    store.set(f"parley/start/{rank}", own)
+    keys = [f"parley/{what}/{r}" for what in ("start", "seen") for r in range(world)]
+    deadline, seen = time.monotonic() + patience, ""
+    while time.monotonic() < deadline:
+        numbers = store.multi_get(keys[:world]) if store.check(keys[:world]) else []
+        if (sight := b",".join(numbers).decode()) != seen:
+            store.set(f"parley/seen/{rank}", sight)
+            seen = sight
+        if seen and store.check(keys) and set(store.multi_get(keys[world:])) == {seen.encode()}:
+            return PrefixStore(hashlib.sha256(seen.encode()).hexdigest()[:16], store)
+        time.sleep(0.02)
+    missing = [r for r, key in enumerate(keys[:world]) if not store.check([key])]
+    who = f"worker {', '.join(map(str, missing))} is missing" if missing else "some are restarting"
+    raise _not_all_came(ParleyError(who), world, patience)
+
+
+def _not_all_came(error: Exception, world: int, patience: float) -> ParleyError:
+    words = error.why if isinstance(error, StoreLost) else str(error).splitlines()[0]
+    port = os.environ.get("MASTER_PORT", "")
+    if "EADDRINUSE" in words or "address already in use" in words:
+        valid = "a free port for MASTER_PORT or --rdzv-endpoint, the same on all hosts"
+        return BadValue("port", port, valid, "another program on this host uses it")
+    return ParleyError(
+        f"workers: the launcher announced {world} processes, which did not all come within "
+        f"{patience:g} seconds (--patience): {words}"
+    )
+
+
+def _backend(device: str) -> str:
+    """NCCL where every process of this host has a GPU of its own, else gloo."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if device != "cuda" or not dist.is_nccl_available() or torch.cuda.device_count() < here:
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", os.environ["RANK"])))
+    return "nccl"

@@ -1,0 +1,106 @@
+"""Graphs that change from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain as joined
+from typing import Any
+
+import networkx as nx
+
+from parley.errors import BadValue
+from parley.graphs import sequences
+from parley.graphs.checks import check_agents, digraph
+from parley.graphs.families import first_connected, from_edges
+from parley.graphs.matrices import Edge
+from parley.graphs.topology import Topology
+from parley.graphs.weights import Weights, is_auto
+
+MATCHINGS = 32
+"""Random matchings after which a sequence of them begins anew, unless it says how many."""
+
+
+def one_peer_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
+    """Everyone sends to one agent a step: 1, 2, 4, … places on, in turn.
+
+    For a power of two a period is the exact mean.
+    """
+    check_agents(agents)
+    made = sequences.one_peer_exponential(agents)
+    return _sequence("one-peer-exponential", agents, made, weights)
+
+
+def base(agents: int, degree: int = 1, *, weights: Weights = "auto") -> Topology:
+    """The Base-(k+1) graph: at most `degree` = k neighbours in a step, and a period is the exact
+    mean, for any number of agents."""
+    check_agents(agents)
+    name = f"base:{degree}"
+    if degree < 1:
+        raise BadValue("topology", name, "base:1, a number of neighbours from 1 on")
+    return _sequence(name, agents, sequences.base(agents, degree), weights)
+
+
+def matchings(
+    agents: int, rounds: int = MATCHINGS, seed: int = 0, *, weights: Weights = "auto"
+) -> Topology:
+    """Everyone talks with one other agent a step, drawn at random; after `rounds` steps the same
+    draws come again."""
+    check_agents(agents)
+    name = "matchings" if rounds == MATCHINGS else f"matchings:{rounds}"
+    if rounds < 1:
+        raise BadValue("topology", name, "matchings:32, a number of rounds from 1 on")
+    drawn: list[sequences.Round] = []
+
+    def draw(source: int) -> list[Edge]:
+        drawn[:] = sequences.matchings(agents, rounds, source)
+        return [edge for pairs in drawn for edge in pairs]
+
+    first_connected(name, agents, draw, seed, "more rounds")
+    return _sequence(name, agents, drawn, weights)
+
+
+def sequence(
+    graphs: Sequence[Topology | nx.Graph[Any]], *, weights: Weights = "auto", name: str = "sequence"
+) -> Topology:
+    """Your own graphs, used one after the other, each for one step, and then from the first again.
+
+    Their nodes are 0..N-1, in any of them or in all. A round need not be connected, all rounds
+    together must be.
+
+    >>> t = sequence([nx.Graph([(0, 1)]), nx.Graph([(1, 2)])])
+    >>> t.agents, t.period, t.at(1).neighbours(1), t.doubly_stochastic
+    (3, 2, (2,), True)
+    """
+    if not graphs:
+        raise BadValue("topology", name, "at least one graph")
+    bare = [g.graph if isinstance(g, Topology) else g for g in graphs]
+    agents = len({node for graph in bare for node in graph})
+    if any(node not in range(agents) for graph in bare for node in graph):
+        raise BadValue("topology", name, "graphs whose nodes are 0..N-1")
+    rounds: list[Topology] = []
+    for given, graph in zip(graphs, bare, strict=True):
+        if isinstance(given, Topology) and given.agents == agents and is_auto(weights):
+            rounds.append(replace(given, part=True))
+            continue
+        edges = {(j, i): data.get("weight") for j, i, data in nx.DiGraph(graph).edges(data=True)}
+        rounds.append(from_edges(name, agents, edges, weights, part=True))
+    return of_phases(name, rounds)
+
+
+def _sequence(
+    name: str, agents: int, rounds: Sequence[sequences.Round], weights: Weights
+) -> Topology:
+    given: list[Mapping[Edge, float | None]] = [dict(edges) for edges in rounds]
+    return of_phases(name, [from_edges(name, agents, edges, weights, True) for edges in given])
+
+
+def of_phases(name: str, phases: Sequence[Topology]) -> Topology:
+    """All edges together, with the rounds as phases."""
+    graph = digraph(phases[0].agents, joined.from_iterable(p.graph.edges for p in phases))
+    if len(phases) == 1:
+        return replace(phases[0], name=name, part=False)
+    mixing: Any = sum((p.mixing for p in phases[1:]), start=phases[0].mixing)
+    schemes = {phase.scheme for phase in phases}
+    scheme = schemes.pop() if len(schemes) == 1 else "explicit"
+    return Topology(name, graph, mixing / len(phases), scheme, tuple(phases))

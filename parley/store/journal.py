@@ -1,0 +1,194 @@
+"""A worker's part in what a run writes: records, checkpoints, status, summary."""
+
+import logging
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+
+from parley.errors import ParleyError
+from parley.experiment import Experiment
+from parley.store import checkpoint
+from parley.store.enclosed import Enclosed
+from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
+from parley.store.status import held, is_held
+from parley.training.events import EACH_AGENT, EpochDone, Record
+from parley.training.run import Run
+from parley.wire.transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+class Board(Protocol):
+    """Where the workers of a run tell each other something: a `Noticeboard`."""
+
+    rank: int
+
+    def share(self, what: str, value: Any) -> list[Any]:
+        """What every worker has to say about something."""
+        ...
+
+
+class Journal:
+    """A worker's part in the run's folder, be that shared with others or on a disk of its own.
+
+    Every worker writes its checkpoints. Of those who see the same folder, the first keeps its
+    records, so that every host has all of them.
+    """
+
+    def __init__(self, out: Path | None, board: Board) -> None:
+        self.out = out
+        self.folder = RunFolder(out) if out else None
+        self.board = board
+        self.keeper = False
+        self.locked = False
+        """Whether this process holds the folder's lock."""
+        self.records: list[Record] = []
+        self.epoch = 0
+        """Epochs whose record and checkpoint all workers have written."""
+        self._holding = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._holding.close()
+
+    def open(self, run: Enclosed, resume: bool, first: bool = True) -> None:
+        """Makes the folder, or checks that it holds this very experiment and that nobody is at work
+        in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
+        """
+        mark = self.board.share("folder", uuid.uuid4().hex)[0]
+        if self.folder is None:
+            return
+        self.folder.check(run.experiment, resume, run.files)
+        if first and is_held(self.folder.path):
+            raise self._taken()
+        self.board.share("check", True)  # nobody writes into a folder that has been refused
+        marks = self.folder.path / f"{EXPERIMENT}.{mark}"
+        own = marks.with_name(f"{marks.name}-{self.board.rank:06d}.partial")
+        self.folder.touch(own)
+        self.board.share("mark", True)
+        self.keeper = min(own.parent.glob(f"{marks.name}-*")) == own
+        self.board.share("look", True)
+        own.unlink(missing_ok=True)
+        if self.keeper:
+            # Before anything is read, and to the end.
+            self.locked = self._holding.enter_context(held(self.folder.path))
+            if first and not self.locked and is_held(self.folder.path):
+                raise self._taken()
+            self.folder.check(run.experiment, resume, run.files)
+            self.folder.create(run.experiment, run.files)
+        self.board.share("create", True)
+
+    def _taken(self) -> ParleyError:
+        return ParleyError(
+            f"out: another process is training into {self.out}; wait for it, stop it, "
+            "or choose another folder"
+        )
+
+    def restore(self, run: Run) -> None:
+        """Goes back to the newest checkpoint that every worker has."""
+        if self.folder is None:
+            return
+        path, transport = self.folder.path, run.transport
+        records = self.folder.records() if self.keeper else []
+        self.epoch = checkpoint.newest(path, transport)
+        newer = max(self.board.share("epochs", max(checkpoint.epochs_present(path), default=0)))
+        if newer > self.epoch + 1:
+            # Workers write at most one epoch apart, unless some went on without others.
+            raise ParleyError(
+                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last of "
+                "all; --on-failure heal lets each go on from its own checkpoint"
+            )
+        if self.epoch:
+            log.debug("going on from the checkpoint of epoch %d", self.epoch)
+            run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
+        meet(transport)  # nothing is changed on disk until every worker has read its part
+        checkpoint.drop_after(path, self.epoch)
+        if self.keeper:
+            records = self.folder.rewind(records, self.epoch)
+        # The first worker need not be where it was before: all know what some keeper knows.
+        self.records = max(self.board.share("records", records), key=len)
+        if self.keeper and len(records) < len(self.records):
+            self.folder.rewind(self.records, self.epoch)
+        meet(transport)
+
+    def save(self, run: Run, event: EpochDone) -> None:
+        """The record of an epoch and the state after it."""
+        # The record goes first: resuming drops records newer than its checkpoint, but could not
+        # make up for a record that is missing.
+        if event.record:
+            self.records.append(event.record)
+        if self.folder is None:
+            self.epoch = event.epoch
+            return
+        if self.keeper and event.record:
+            self.folder.append(event.record)
+        path = self.folder.path
+        checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
+        meet(run.transport)
+        log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
+        self.epoch = event.epoch
+        checkpoint.prune(path, event.epoch)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """One more line on who takes part."""
+        if self.folder and self.keeper:
+            self.folder.append(event, GENERATIONS)
+
+    def describe(self, agents: dict[str, Any]) -> None:
+        """Notes who talks with whom and who holds what."""
+        if self.folder and self.keeper:
+            self.folder.write_once(AGENTS, agents)
+
+    def last(self, run: Run) -> Record:
+        """The record of the last epoch."""
+        if not self.records or self.records[-1]["epoch"] != run.epoch:
+            path = self.folder.path if self.folder else Path()
+            raise ParleyError(
+                f"records: {path / RECORDS} lacks the last record; remove "
+                f"{checkpoint.folder(path, run.epoch)} to make that epoch again"
+            )
+        return self.records[-1]
+
+    def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
+        """The summary, written where records are kept."""
+        summary = summarise(run.experiment, self.last(run), self.out)
+        if self.folder and self.keeper:
+            self.folder.write_once(CONFUSION, confusion)
+            self.folder.finish(summary)
+        return summary
+
+    def with_remedy(self, error: ParleyError) -> ParleyError:
+        """The error, and what is left of the run."""
+        present = checkpoint.epochs_present(self.folder.path) if self.folder else []
+        if not present or not self.folder:
+            return error
+        return error.saying(
+            f"{error}; the checkpoint after epoch {present[-1]} is kept in {self.folder.path}"
+        )
+
+
+def meet(transport: Transport) -> None:
+    """Goes on once every worker has come this far."""
+    transport.sum(torch.zeros(1))
+
+
+def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
+    """The last record and what it is the record of, as one flat object."""
+    return {
+        "algorithm": experiment.algorithm.name,
+        "label": experiment.algorithm.label,
+        "data": experiment.data,
+        "model": experiment.model,
+        "agents": experiment.agents,
+        "topology": experiment.topology,
+        "partition": experiment.partition,
+        "seed": experiment.seed,
+        "epochs": experiment.epochs,
+        **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
+        "out": str(out) if out else None,
+    }
