@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from parley import algorithms, models
-from parley.algorithms import AS_RUN, Algorithm, Named
+from parley.algorithms import AS_RUN, Algorithm, Kind, Named
 from parley.errors import BadValue, first_error, unknown_name
 from parley.graphs import stated_agents
 from parley.schedule import parse_decay
@@ -170,9 +170,15 @@ class Experiment(BaseModel):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
     @classmethod
-    def from_toml(cls, text: str, where: str = "experiment") -> "Experiment":
-        """From TOML; see `read_toml`."""
-        return cls.of(**read_toml(text, where))
+    def from_toml(
+        cls, text: str, where: str = "experiment", own: Kind | None = None
+    ) -> "Experiment":
+        """From TOML; see `read_toml`. `own` is an algorithm of the user's, which no name finds."""
+        options = read_toml(text, where)
+        chosen = options.get("algorithm")
+        if own and isinstance(chosen, dict) and chosen.get("name") == own.name:
+            options["algorithm"] = {**chosen, "name": own}
+        return cls.of(**options)
 
     def same_as(self, other: "Experiment") -> list[str]:
         """Fields in which what is computed differs; empty if one may resume the other."""

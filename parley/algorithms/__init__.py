@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from parley.algorithms.adagossip import AdaGossip, AdaptiveGossip
-from parley.algorithms.base import AS_RUN, Algorithm, Stepped
+from parley.algorithms.base import AS_RUN, Algorithm, CodecSpec, Stepped
 from parley.algorithms.beer import BEER
 from parley.algorithms.central import Central
 from parley.algorithms.cga import CGA, Projection
@@ -54,6 +54,7 @@ __all__ = [
     "Algorithm",
     "Central",
     "Clustering",
+    "CodecSpec",
     "CompCGA",
     "CompNGC",
     "CompensatedGossip",

@@ -84,7 +84,7 @@ def default_workers(experiment: Experiment, out: Path) -> int:
         return 1
     if experiment.model in models.COMPILED and kernels.available():
         return 1
-    if (stored := RunFolder(out).experiment()) is not None:
+    if (stored := RunFolder(out).experiment(experiment.algorithm.kind)) is not None:
         return stored.workers
     return min(usable_cores(), experiment.agents)
 

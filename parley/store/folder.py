@@ -32,6 +32,7 @@ from parley.store.status import LOCK
 from parley.version import __version__, commit
 
 if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
+    from parley.algorithms import Kind
     from parley.experiment import Experiment
 
 EXPERIMENT = "experiment.toml"
@@ -60,14 +61,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def experiment(self) -> "Experiment | None":
-        """What the folder holds a run of, if it does."""
+    def experiment(self, own: "Kind | None" = None) -> "Experiment | None":
+        """What the folder holds a run of, if it does; `own` as `Experiment.from_toml` takes it."""
         from parley.experiment import Experiment
 
         present = self.path / EXPERIMENT
         if not present.is_file():
             return None
-        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present))
+        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present), own)
 
     def check(
         self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
@@ -78,7 +79,7 @@ class RunFolder:
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
-        other = self.experiment()
+        other = self.experiment(experiment.algorithm.kind)
         if other is not None:
             differing = experiment.same_as(other)
             for name, text in (files or {}).items():

@@ -25,6 +25,7 @@ from parley.data import Batches, Samples, Transform
 from parley.errors import ParleyError
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
+from parley.store.checkpoint import flat
 from parley.training import metrics
 from parley.wire.codec import Codec, Dense, ScaledSign
 from parley.wire.placement import Placement, spread
@@ -93,7 +94,7 @@ def observe(algorithm: Algorithm, hood: Neighbourhood, source: Batches) -> dict[
         "distances_N": metrics.distances(state.x_AD, mean_D, transport),
         "total_D": transport.total(state.x_AD),
     }
-    for name, values in state._asdict().items():
+    for name, values in flat(state).items():
         axis = name.rpartition("_")[2][0]
         seen[name] = transport.gather(values) if axis == "A" else by_edge(values, axis, transport)
     return seen | {f"bytes_{kind}_N": transport.gather(transport.sent[kind]) for kind in KINDS}

@@ -1,0 +1,120 @@
+"""An algorithm that the user has written, from the page that says how: on workers, and resumed."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import parley
+from parley.algorithms import Clustering, Recipe, build
+from parley.algorithms.parts import SGD, UpdateRule
+from tests import small
+
+PAGE = Path(__file__).parents[2] / "docs" / "your-own-algorithm.md"
+OPTIONS: dict[str, Any] = {
+    "model": "logistic", "agents": 4, "local_steps": 2, "lr": 0.2, "fraction": 0.1,
+    "test_fraction": 0.2, "batch": 10, "gossip_rounds": 0, "dtype": "float64", "engine": "loop",
+    "progress": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def pairwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The page's file, where workers find it too."""
+    code = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    (tmp_path / "pairwise.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(parley.__file__).parents[1]}")
+    yield importlib.import_module("pairwise")
+    del sys.modules["pairwise"]
+
+
+def test_on_two_workers_it_is_what_it_is_on_one(pairwise: Any) -> None:
+    algorithm = pairwise.Pairwise(codec="topk:0.2")
+    one = parley.train(algorithm=algorithm, epochs=2, **OPTIONS)
+    two = parley.train(algorithm=algorithm, epochs=2, workers=2, **OPTIONS)
+    assert one.summary["label"] == "Pairwise CHOCO"
+    assert one.records[-1]["loss"] < 0.9 * one.records[0]["loss"]
+    torch.testing.assert_close(two.x_ND, one.x_ND, rtol=0, atol=1e-12)
+    assert two.records[-1]["bytes_models"] == one.records[-1]["bytes_models"] > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_is_resumed(pairwise: Any, tmp_path: Path, workers: int) -> None:
+    algorithm = pairwise.Pairwise()
+    whole = parley.train(algorithm=algorithm, epochs=3, workers=workers, **OPTIONS)
+    out = tmp_path / "run"
+
+    def stop(event: Any) -> None:
+        if getattr(event, "epoch", 0) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        parley.train(algorithm=algorithm, epochs=3, workers=workers, out=out, watch=stop, **OPTIONS)
+    again = parley.train(
+        algorithm=algorithm, epochs=3, workers=workers, out=out, resume=True, **OPTIONS
+    )
+    torch.testing.assert_close(again.x_ND, whole.x_ND, rtol=0, atol=1e-12)
+
+
+def test_models_that_differ_come_together(pairwise: Any) -> None:
+    """Without gradients, from a start apart: the mean stays, the distance goes."""
+    topology = parley.ring(5)
+    hood = small.hood(topology)
+    x_AD = torch.randn(5, hood.task.size, dtype=torch.float64)
+    algorithm = pairwise.Pairwise(local_steps=1, codec="topk:0.5")
+    state = algorithm.init(x_AD.clone(), hood, apart=True)
+    for step in range(150):
+        state, _, _ = algorithm.step(
+            state, hood.at(step), small.batches(hood.placement).at(step), 0
+        )
+    torch.testing.assert_close(state.x_AD.mean(0), x_AD.mean(0), rtol=0, atol=1e-10)
+    assert (state.x_AD - x_AD.mean(0)).norm() < 1e-3 * (x_AD - x_AD.mean(0)).norm()
+
+
+class Clipped(UpdateRule):
+    """SGD with steps of bounded length."""
+
+    word = "clipped"
+    title = "Clipped"
+    clip: float = 1.0
+
+    def init(self, x_AD: torch.Tensor) -> tuple[()]:
+        return ()
+
+    def apply(self, state: Any, g_AD: torch.Tensor, at_AD: torch.Tensor, lr: float) -> Any:
+        size_A1 = g_AD.norm(dim=1, keepdim=True)
+        return -lr * g_AD * (self.clip / size_A1).clamp(max=1), state
+
+
+class TestAPartOfOnesOwn:
+    def test_it_goes_with_the_others(self) -> None:
+        recipe = Recipe(gradient=Clustering(alpha=0.5), update=Clipped(clip=1e9))
+        assert (recipe.name, recipe.label) == ("ngc+clipped", "NGC + Clipped α=0.5")
+        assert recipe.clip == 1e9
+        got, _ = small.trajectory(recipe, small.hood(parley.ring(4)), 5)
+        plain = Recipe(gradient=Clustering(alpha=0.5), update=SGD())
+        wanted, _ = small.trajectory(plain, small.hood(parley.ring(4)), 5)
+        torch.testing.assert_close(got[-1], wanted[-1], rtol=0, atol=1e-13)
+
+    def test_its_options_are_those_of_a_run(self) -> None:
+        recipe = Recipe(gradient=Clustering(alpha=0.5), update=Clipped())
+        experiment = parley.Experiment.of(algorithm=recipe, clip=0.1, agents=4)
+        assert experiment.algorithm == Recipe(
+            gradient=Clustering(alpha=0.5), update=Clipped(clip=0.1)
+        )
+        with pytest.raises(parley.BadValue, match=r"mu: 0.5 .*has no such option"):
+            parley.Experiment.of(algorithm=recipe, mu=0.5)
+
+
+def test_three_ways_to_say_the_same() -> None:
+    """The command's name, Python's parts and the named recipe."""
+    spelled = Recipe(gradient=Clustering(alpha=0.5))
+    assert spelled == parley.NGC(alpha=0.5) == build("ngc", {"alpha": 0.5})
+    assert spelled == build("ngc+gossip", {"alpha": 0.5})
+    assert spelled.name == "ngc" and spelled.settings() == parley.NGC(alpha=0.5).settings()
+    assert spelled != parley.NGC(alpha=0.4) and hash(spelled) == hash(parley.NGC(alpha=0.5))
