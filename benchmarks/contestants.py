@@ -44,7 +44,8 @@ class Parley:
     """Parley's own training loop, one step at a time."""
 
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
-        from parley.training.run import Run, Started
+        from parley.training.events import Started
+        from parley.training.run import Run
         from parley.wire.placement import spread
         from parley.wire.transport import Local, Processes
 

@@ -23,13 +23,15 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.training import run
-from parley.training.run import Event, Problem, Record
+from parley.training.events import Event
+from parley.training.record import Record
+from parley.training.run import Problem
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
 if TYPE_CHECKING:
+    from parley.results.group import Group
     from parley.results.pictures import Picture
-    from parley.results.read import Group
 
 
 @dataclass(frozen=True)
@@ -72,26 +74,27 @@ class Result:
     def report(self, path: str | Path) -> Path:
         """Writes the page that ``parley report`` makes of a run: one HTML file."""
         from parley.files import write_atomically
+        from parley.reproduce.cell import find_cell
         from parley.results.page import page
 
-        write_atomically(Path(path), page([self._group()]))
+        write_atomically(Path(path), page([self._group()], published=find_cell))
         return Path(path)
 
     def _group(self) -> Group:
-        from parley.results.read import Group, RecordedRun
+        from parley.results.group import Group
+        from parley.results.read import RecordedRun
         from parley.store.folder import environment
 
         run = RecordedRun(
             path=Path(self.summary["out"] or "."),
             options=self.experiment.model_dump(exclude_none=True),
-            experiment=self.experiment,
             environment=environment(),
             records=self.records,
             summary=self.summary,
             agents=self.about.get("agents"),
             confusion=self.about.get("confusion"),
         )
-        return Group(run.name, [run])
+        return Group(self.experiment.algorithm.label, [run], self.experiment)
 
 
 def train(

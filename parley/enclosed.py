@@ -12,10 +12,7 @@ from parley import graphs as topologies
 from parley.errors import BadValue
 from parley.experiment import Experiment, path_in
 from parley.graphs import Topology
-
-GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
-FIELDS = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
-"""The field that each is about."""
+from parley.store.folder import GRAPH, LINKS, PARTITION
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import parley
 from parley.cluster import launch
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.training.run import Event, Problem, StepDone, problem
+from parley.training.events import Event, StepDone
+from parley.training.run import Problem, problem
 from tests.cluster.test_launch import as_ranks
 from tests.processes import PATIENCE, process, until
 

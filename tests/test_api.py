@@ -13,7 +13,7 @@ from parley import BadValue
 from parley.compute import choose as engines
 from parley.compute.task import Task, cross_entropy
 from parley.errors import ParleyError
-from parley.training.run import EpochDone, Started, StepDone
+from parley.training.events import EpochDone, Started, StepDone
 
 AGENTS = 4
 

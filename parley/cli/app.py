@@ -40,7 +40,9 @@ from parley.experiment import (
     read_file,
 )
 from parley.graphs import Topology
-from parley.results import draw
+from parley.results.graphs import topology_picture
+from parley.results.holdings import partition_picture
+from parley.results.style import ENDINGS
 from parley.store import folder
 from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
@@ -351,8 +353,8 @@ Picture = Annotated[
 
 def _check_picture(picture: Path | None) -> None:
     """Before the work is done."""
-    if picture and picture.suffix.removeprefix(".").lower() not in draw.ENDINGS:
-        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in draw.ENDINGS)
+    if picture and picture.suffix.removeprefix(".").lower() not in ENDINGS:
+        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in ENDINGS)
         raise BadValue("picture", str(picture), valid)
     if picture and not picture.parent.is_dir():
         raise BadValue("picture", str(picture), "a file in a folder that exists")
@@ -638,7 +640,7 @@ def _compare_field(
         return
     more = (f"lr of {tuned}",) if tuned else ()
     _heading(f"{comparison.title(asked, seeds, *more)}: averaged model, %")
-    screen.print(whole_field.table(rows))
+    screen.print(whole_field.table(rows).terminal())
     where = f"written to {out}: table.md, field.png, and every run's records"
     screen.print(where, soft_wrap=True, highlight=False)
 
@@ -656,7 +658,7 @@ def _tune(
     todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates, keys)]
     tuning.tune(todo, parallel, out, resume and out.exists())
     path = tuning.write(todo, out)
-    console.print(tuning.table(todo))
+    console.print(tuning.table(todo).terminal())
     return path
 
 
@@ -757,7 +759,7 @@ def _compare(
         print(json.dumps({"rows": rows, "out": str(out)}))
         return
     _heading(comparison.title(experiments, seeds, experiments[0].partition))
-    screen.print(comparison.table(rows))
+    screen.print(comparison.table(rows).terminal())
     screen.print(
         f"written to {out}: table.md, curves.png, and every run's records",
         soft_wrap=True,
@@ -892,7 +894,7 @@ def topology(
     figures["round_megabytes_models"] = figures["round_megabytes_cross_gradients"] = dense
     figures["round_megabytes_cross_gradients_1bit"] = packed
     if picture:
-        draw.topology_picture(graph, picture)
+        topology_picture(graph, picture)
     if json_:
         if graph.phases:
             figures["rounds"] = [_round_figures(phase) for phase in graph.phases]
@@ -1019,7 +1021,7 @@ def show_data(
     held = np.stack([np.bincount(s.targets, minlength=len(classes)) for s in found.samples])
     shape = found.test.inputs.shape[1:]
     if picture:
-        draw.partition_picture(held, picture, classes)
+        partition_picture(held, picture, classes)
     if json_:
         about = {
             "data": name, "train": int(held.sum()), "test": len(found.test), "shape": list(shape),

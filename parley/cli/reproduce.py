@@ -16,9 +16,13 @@ from parley import graphs as topologies
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
-from parley.reproduce import campaign, costs, report, resources, theory
+from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
+from parley.reproduce.collect import collect
+from parley.reproduce.pictures import draw_all
 from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.reproduce.theory import bounds
+from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.watch.progress import console
 
 screen = Console()
@@ -288,21 +292,21 @@ def show_report(
     json_: Json = False,
 ) -> None:
     """Show ours beside the paper's, cell by cell, and draw the figures."""
-    found = report.collect(out)
+    found = collect(out)
     if not found.results and not found.refused:
         raise BadValue("out", str(out), "a folder with results of parley reproduce")
     for reason in found.refused:
         console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     target = markdown or out / "report.md"
     folder = pictures or target.parent / "pictures"
-    drawn = report.draw_all(found, folder)
+    drawn = draw_all(found, folder)
     places = {name: _seen_from(target, path) for name, path in drawn.items()}
     report.write_markdown(target, report.markdown(found, places))
     if json_:
         print(report.as_json(found))
         return
     for table in report.tables(found):
-        screen.print(table)
+        screen.print(table.terminal())
     screen.print(
         f"written to {target}, {len(drawn)} picture{'s' * (len(drawn) != 1)} in {folder}",
         highlight=False,
@@ -443,17 +447,17 @@ def show_theory(
     some = "a number"
     big_l = _number("smoothness", smoothness, some) or 0.0
     beta = _number("momentum", momentum, some) or 0.0
-    sizes = theory.StepSizes.of(graph, big_l, beta)
+    sizes = bounds.StepSizes.of(graph, big_l, beta)
     given = _number("lr", lr, some)
     rate = sizes.upper if given is None else given
-    constants = theory.Constants.of(rate, big_l, beta) if beta else None
+    constants = bounds.Constants.of(rate, big_l, beta) if beta else None
     if picture:
         # With several threads, small matrices take many times as long where others work too.
         with console.status("checking lemmas and rate on quadratics"), threads(1):
-            theory.picture(picture)
+            draw_theory(picture)
     if json_:
         ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}
-        found = {"root_rho": theory.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
+        found = {"root_rho": bounds.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
         print(json.dumps(found | {"constants": constants and constants._asdict()}))
         return
     shown = Table(
@@ -462,10 +466,10 @@ def show_theory(
         show_header=False,
         box=box.SIMPLE,
     )
-    shown.add_row("√ρ", f"{theory.root_rho(graph):.6g}")
+    shown.add_row("√ρ", f"{bounds.root_rho(graph):.6g}")
     shown.add_row("η must be above", f"{sizes.lower:.6g}   (1-β)²/(βL)")
     shown.add_row("and at most", f"{sizes.upper:.6g}   at any graph at most {sizes.cap:.6g}")
-    shown.add_row("step sizes", theory.WHY_EMPTY)
+    shown.add_row("step sizes", bounds.WHY_EMPTY)
     if constants:
         for name, value in zip(constants._fields, constants, strict=True):
             shown.add_row(f"{name.upper()} at η = {rate:.4g}", f"{value:.6g}")

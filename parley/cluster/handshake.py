@@ -13,9 +13,10 @@ import torch
 
 from parley.cluster.noticeboard import Peers, here, listed
 from parley.compute.task import Task
-from parley.enclosed import FIELDS, enclosed
+from parley.enclosed import enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
+from parley.store.folder import FIELDS
 from parley.training.run import Problem
 from parley.version import __version__
 

@@ -56,7 +56,8 @@ from parley.experiment import Experiment
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.folder import RunFolder
-from parley.training.run import EpochDone, Event, Losses, Problem, Run, task_of
+from parley.training.events import EpochDone, Event
+from parley.training.run import Losses, Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Kind, Processes, WorkerLost
 

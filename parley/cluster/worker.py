@@ -21,15 +21,14 @@ from parley.experiment import Experiment
 from parley.store import checkpoint
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.status import is_held, reported
-from parley.training.run import EpochDone, Event, Problem, Record, Run, task_of
+from parley.training.events import EpochDone, Event
+from parley.training.record import EACH_AGENT, Record
+from parley.training.run import Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Local, Processes, Transport, WorkerLost
 
 Watcher = Callable[[Event], None]
 """Is shown every event of worker 0."""
-
-EACH_AGENT = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists with a value for each agent."""
 
 Load = Callable[[Experiment, Sequence[int]], Problem]
 """Makes the problem as seen by the host of these agents."""

@@ -21,7 +21,8 @@ from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
 from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
-from parley.training.run import Problem, Run, StepDone
+from parley.training.events import StepDone
+from parley.training.run import Problem, Run
 from parley.version import __version__
 from parley.wire.placement import spread
 from parley.wire.transport import Local

@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 from parley.reproduce.presets import METHODS, choice_words, parse_variant
 
 if TYPE_CHECKING:
-    from parley.reproduce.report import Result
+    from parley.reproduce.collect import Result
 
 GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
 CONFIDENCE = 0.95

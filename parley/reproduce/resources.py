@@ -21,7 +21,8 @@ import torch
 from parley import models
 from parley.reproduce import costs
 from parley.reproduce.presets import METHODS, Preset, presets, read_csv
-from parley.training.run import EpochDone, Run
+from parley.training.events import EpochDone
+from parley.training.run import Run
 from parley.wire.placement import spread
 from parley.wire.transport import HEADER, Local
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parley.files import write_atomically
-from parley.training.run import Event, StepDone
+from parley.training.events import Event, StepDone
 
 STATUS = "status.json"
 EVERY = 1.0

@@ -14,11 +14,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.progress import TaskID
-from rich.table import Table
 
 from parley import algorithms
 from parley.cluster import launch
@@ -28,11 +26,14 @@ from parley.enclosed import enclosed
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
-from parley.results.draw import curves_picture
+from parley.results.curves import curves_picture
+from parley.results.table import Table, mean_and_spread
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run
-from parley.training.run import EpochDone, Event, Record, Run, StepDone
+from parley.training.events import EpochDone, Event, StepDone
+from parley.training.record import Record
+from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.progress import bars, brief, console, megabytes, status
 from parley.wire.placement import spread
@@ -459,43 +460,24 @@ COLUMNS = (
 )
 
 
-def _headings(made: Sequence[dict[str, Any]]) -> list[str]:
+def table(made: Sequence[dict[str, Any]]) -> Table:
+    """A line for each method."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
-    return ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", seconds]
+    headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
+    return Table(headings, [_cells(row) for row in made])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     cells = [row["label"]]
     for _, key, factor, form, form_of_std in COLUMNS:
-        cell = f"{factor * row[key]:{form}}"
-        if row["seeds"] > 1:
-            cell += f" ± {factor * row[key + '_std']:{form_of_std}}"
-        cells.append(cell)
+        std = factor * row[f"{key}_std"] if row["seeds"] > 1 else None
+        cells.append(mean_and_spread(factor * row[key], std, form, form_of_std))
     return [*cells, f"{megabytes(row):.2f}", f"{row.get(NETWORK, row['seconds']):.1f}"]
-
-
-def table(made: Sequence[dict[str, Any]]) -> Table:
-    """The rows for a terminal."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
-    for heading in _headings(made):
-        # What differs in a row may be long, figures are not.
-        justify: Literal["right", "left"] = "right" if heading else "left"
-        shown.add_column(heading, justify=justify, no_wrap=bool(heading), overflow="fold")
-    for row in made:
-        shown.add_row(*_cells(row))
-    return shown
-
-
-def markdown(made: Sequence[dict[str, Any]]) -> str:
-    """The rows for a document."""
-    headings = [heading.replace("\n", " ") for heading in _headings(made)]
-    lines = [headings, ["---", *("---:" for _ in headings[1:])], *(_cells(row) for row in made)]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
     """The table and the picture, beside the runs."""
-    write_atomically(out / "table.md", markdown(made))
+    write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, list[Any]] = {}
     for job in done:
         curves.setdefault(job.label, []).append(RunFolder(job.out).records())

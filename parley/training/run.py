@@ -31,14 +31,13 @@ from parley.graphs import Topology
 from parley.neighbourhood.verbs import Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
+from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.record import Record
 from parley.wire import clock as links
 from parley.wire.transport import Kind, Transport
 
 DIVERGED = "training has diverged"
 """In the error of a run whose numbers are no longer finite."""
-
-Record = dict[str, Any]
-"""One line of ``records.jsonl``."""
 
 
 @dataclass(frozen=True)
@@ -195,37 +194,6 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
         torch.manual_seed(experiment.seed)
         model = problem.model()
     return Task(model, problem.loss, dtype, device)
-
-
-@dataclass(frozen=True)
-class Started:
-    """Everything is loaded and checked; training begins."""
-
-    parameters: int
-    """Entries of the model."""
-    note: str
-    """What the partition could not obey, or nothing."""
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """A step has been made."""
-
-    step: int
-    steps: int
-    loss: float | None
-    """Mean over the hosted agents that took the step, or the last known if none of them did."""
-
-
-@dataclass(frozen=True)
-class EpochDone:
-    """An epoch has been made; every few epochs with a record."""
-
-    epoch: int
-    record: Record | None
-
-
-Event = Started | StepDone | EpochDone
 
 
 class Losses(NamedTuple):

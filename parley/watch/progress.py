@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from parley.experiment import Experiment
-from parley.training.run import EpochDone, Event, Record, Started, StepDone
+from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.record import Record
 
 console = Console(stderr=True)
 """Everything meant for eyes goes to stderr; stdout is for results."""

@@ -17,7 +17,8 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
-from parley.training.run import EpochDone, Event, Record
+from parley.training.events import EpochDone, Event
+from parley.training.record import Record
 from parley.watch.progress import console
 
 Watcher = Callable[[Event], None]

@@ -227,7 +227,7 @@ class StopAfter:
         self.count = count
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, parley.training.run.EpochDone) and event.epoch >= self.count:
+        if isinstance(event, parley.training.events.EpochDone) and event.epoch >= self.count:
             raise KeyboardInterrupt
 
 

@@ -10,7 +10,7 @@ import pytest
 import parley
 from parley.errors import ParleyError
 from parley.store import status
-from parley.training.run import Event, StepDone
+from parley.training.events import Event, StepDone
 from tests.processes import Command
 
 SMALL = {"agents": 3, "epochs": 2, "progress": False}

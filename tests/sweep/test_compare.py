@@ -14,7 +14,7 @@ from parley.algorithms import ALGORITHMS
 from parley.cli import app as cli
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
-from parley.training.run import EpochDone, StepDone
+from parley.training.events import EpochDone, StepDone
 from parley.watch import progress
 from tests.processes import Command, recorded, records
 
@@ -216,7 +216,7 @@ def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
     row |= {f"{key}_std": 0.012345 for key in FIGURES} | {"bytes_models": 123456789.0}
     shown = Console(width=80, color_system=None)
     with shown.capture() as captured:
-        shown.print(compare.table([row]))
+        shown.print(compare.table([row]).terminal())
     assert "CompNGC  12.3 ± 1.2  12.3 ± 1.2  12.3 ± 1.2  0.123 ± 0.01   123.46      0.1" in (
         captured.get()
     )

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from parley.experiment import Experiment
-from parley.training.run import EpochDone, Started, StepDone
+from parley.training.events import EpochDone, Started, StepDone
 from parley.watch import progress
 from parley.watch.progress import TrainingProgress
 

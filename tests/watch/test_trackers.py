@@ -13,7 +13,7 @@ import pytest
 import parley
 from parley import BadValue
 from parley.experiment import Experiment
-from parley.training.run import EpochDone
+from parley.training.events import EpochDone
 from parley.watch import trackers
 from parley.watch.trackers import scalars
 
