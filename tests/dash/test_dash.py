@@ -135,6 +135,7 @@ def test_a_run_whose_experiment_is_damaged_or_of_another_version(tmp_path: Path)
     for name, text in (("damaged", "data = "), ("newer", 'warp = 9\nalgorithm = "hyper"\n')):
         folder = write_run(tmp_path / name)
         (folder.path / "experiment.toml").write_text(text)
+        (folder.path / "environment.json").unlink()
     found = listed(tmp_path)
     assert found["damaged"]["note"] == "experiment.toml is damaged"
     assert (found["newer"]["label"], found["newer"]["note"]) == ("hyper", "")

@@ -149,8 +149,8 @@ def test_series_are_switched_off_by_buttons(chromium: Any, finished: Path) -> No
         assert shown.locator("main h2").inner_text() == "NGC on digits"
         titles = shown.locator(".card:visible h3").all_inner_texts()
         assert titles == [
-            "Distance of each agent from the mean", "Test accuracy", "Loss", "Distance between agents",
-            "MB sent per agent", "Norms of the bias terms",
+            "Distance of each agent from the mean", "Test accuracy", "Loss",
+            "Distance between agents", "MB sent per agent", "Norms of the bias terms",
         ]  # fmt: skip
         selector = ".card:nth-child(3)"
         before = shown.evaluate(PICTURE, selector)
