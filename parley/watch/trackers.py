@@ -18,7 +18,7 @@ from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
 from parley.training.events import EpochDone, Event
-from parley.training.record import Record
+from parley.training.record import Record, number
 from parley.watch.progress import console
 
 Watcher = Callable[[Event], None]
@@ -180,9 +180,10 @@ def scalars(record: Record) -> dict[str, float]:
     made: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, list):
-            made |= {f"{name}/{agent}": float(v) for agent, v in enumerate(value)}
-        else:
-            made[name] = float(value)
+            present = ((agent, number(v)) for agent, v in enumerate(value))  # absent: None
+            made |= {f"{name}/{agent}": v for agent, v in present if v is not None}
+        elif (found := number(value)) is not None:
+            made[name] = found
     return made
 
 
