@@ -390,8 +390,8 @@ def show_resources(
         markup=False,
     )
     if counted:
-        values = [(preset.name, resources.gib(preset), found.gib) for preset, found in counted]
-        rows = [[name, f"{f:.4f}", f"{m:.4f}", f"{m / f - 1:+.3%}"] for name, f, m in values]
+        found = [(preset.name, resources.gib(preset), sent.gib) for preset, sent in counted]
+        rows = [[name, f"{f:.4f}", f"{m:.4f}", f"{m / f - 1:+.3%}"] for name, f, m in found]
         headings = ["preset", "formula", "measured", "headers and scales"]
         title = "measured, GiB over the paper's run"
         screen.print(Table(headings, rows, title=title).terminal())

@@ -57,6 +57,7 @@ from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.folder import RunFolder
 from parley.training.events import EpochDone, Event
+from parley.training.record import Record
 from parley.training.run import Losses, Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Kind, Processes, WorkerLost
@@ -249,7 +250,7 @@ class Member:
             first = start.fail(error)
             start.part()
             raise first from None
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
 
     def _prepare(self, start: Peers, load: Load, mine: Sequence[int] | None) -> None:
         """Loads this worker's data and checks that they fit those of the others."""

@@ -284,7 +284,7 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
     """What the best and the worst agent take for what; all workers take part."""
     placement = run.transport.placement
     present = [placement.number(row) for row in range(len(x_ND))]
-    accuracies = [last["accuracy_agents"][agent] for agent in present]
+    accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
     best = max(range(len(present)), key=accuracies.__getitem__)
     worst = min(range(len(present)), key=accuracies.__getitem__)
     device = run.state.x_AD.device

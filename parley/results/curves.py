@@ -5,7 +5,7 @@ A description is a dictionary that becomes JSON; ``web/src/charts.js`` says what
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.artist import Artist
@@ -118,7 +118,11 @@ def draw_lines(axes: Axes, chart: Description, small: bool = False) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-def shared_legend(figure: Figure, charts: Sequence[Description], where: str = "lower") -> None:
+def shared_legend(
+    figure: Figure,
+    charts: Sequence[Description],
+    where: Literal["outside lower center", "outside upper center"] = "outside lower center",
+) -> None:
     """One for all charts of the same methods."""
     handles: dict[str, Artist] = {}
     for axes, chart in zip(figure.axes, charts, strict=False):
@@ -127,7 +131,7 @@ def shared_legend(figure: Figure, charts: Sequence[Description], where: str = "l
                 handles.setdefault(str(name), handle)
     if len(handles) > 1:
         figure.legend(
-            list(handles.values()), list(handles), loc=f"outside {where} center",
+            list(handles.values()), list(handles), loc=where,
             ncols=min(len(handles), 6), frameon=False, fontsize=9,
         )  # fmt: skip
 
@@ -184,5 +188,5 @@ def _sheet(rows: Sequence[Sequence[Description | None]], path: str | Path, **gri
             axes.set_axis_off()
         else:
             draw_lines(axes, chart)
-    shared_legend(figure, [chart or {} for chart in charts], "upper")
+    shared_legend(figure, [chart or {} for chart in charts], "outside upper center")
     return save(figure, out)

@@ -32,7 +32,7 @@ from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run
 from parley.training.events import EpochDone, Event, StepDone
-from parley.training.record import Record
+from parley.training.record import Record, value
 from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.progress import bars, brief, console, megabytes, status
@@ -445,7 +445,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row |= {"epochs": first.epochs, "seeds": len(runs)}
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
-            values = [end[key] for end in ends]
+            values = [found for end in ends if (found := value(end, key)) is not None]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         made.append(row)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from parley.errors import BadValue
 from parley.experiment import Experiment
@@ -91,7 +91,8 @@ def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]
         partition, records = job.experiment.partition, RunFolder(job.out).records()
         about = {"partition": partition, "label": job.label, "seed": job.experiment.seed}
         about |= {"lr": job.experiment.lr, "diverged": job.failure is not None}
-        lines += [about | {k: round(r[k], 5) for k in KEPT} for r in records]
+        plain = cast(list[dict[str, Any]], records)
+        lines += [about | {k: round(r[k], 5) for k in KEPT} for r in plain]
         if job.failure is None:
             curves.setdefault(partition, {}).setdefault(job.label, []).append(records)
     write_atomically(out / "field.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

@@ -361,7 +361,8 @@ class Run:
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
             record = self.record(lr) if due else None
-            self._check_record(record or {})
+            if record is not None:
+                self._check_record(record)
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 

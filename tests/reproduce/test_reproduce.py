@@ -239,7 +239,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
     monkeypatch.setitem(presets.SAMPLES, "digits", 1437)
     monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
     monkeypatch.setattr(presets, "presets", lambda: known)
-    monkeypatch.setattr(report, "presets", lambda: known)
+    monkeypatch.setattr(collect, "presets", lambda: known)
     monkeypatch.setattr(cli, "presets", lambda: known)
     return list(known.values())
 
@@ -435,7 +435,7 @@ def test_a_run_that_diverges_does_not_stop_the_others(
     small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wild = replace(small[0], lr=3e38)
-    monkeypatch.setattr(report, "presets", lambda: {p.name: p for p in (wild, small[1])})
+    monkeypatch.setattr(collect, "presets", lambda: {p.name: p for p in (wild, small[1])})
     became = finish([wild, small[1]], tmp_path)
     assert [j.label for j in became["failed"]] == [wild.name]
     assert [j.label for j in became["done"]] == [small[1].name]
