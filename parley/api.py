@@ -31,15 +31,17 @@ from parley.graphs import Topology
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
 from parley.training import run
-from parley.training.events import Event, Record
+from parley.training.events import Event
+from parley.training.record import Record
 from parley.training.run import Problem
 from parley.watch import trackers
 from parley.watch.log import LOG, console, show
 from parley.watch.progress import TrainingProgress
 
 if TYPE_CHECKING:
+    from parley.results.group import Group
     from parley.results.pictures import Picture
-    from parley.results.read import Group, RecordedRun
+    from parley.results.read import RecordedRun
 
 
 class _Shown(ABC):
@@ -68,9 +70,10 @@ class _Shown(ABC):
     def report(self, path: str | Path) -> Path:
         """Writes the page that ``parley report`` makes of a run: one HTML file."""
         from parley.files import write_atomically
+        from parley.reproduce.cell import find_cell
         from parley.results.page import page
 
-        write_atomically(Path(path), page(self._groups()))
+        write_atomically(Path(path), page(self._groups(), published=find_cell))
         return Path(path)
 
 
@@ -96,20 +99,20 @@ class Result(_Shown):
         return self.task.module(self.x_ND[agent])
 
     def _groups(self) -> Sequence[Group]:
-        from parley.results.read import Group, RecordedRun
+        from parley.results.group import Group
+        from parley.results.read import RecordedRun
         from parley.store.folder import environment
 
         run = RecordedRun(
             path=Path(self.summary["out"] or "."),
             options=self.experiment.model_dump(exclude_none=True),
-            experiment=self.experiment,
             environment=environment(),
             records=self.records,
             summary=self.summary,
             agents=self.about.get("agents"),
             confusion=self.about.get("confusion"),
         )
-        return [Group(run.name, [run])]
+        return [Group(self.experiment.algorithm.label, [run], self.experiment)]
 
 
 def train(
@@ -342,9 +345,9 @@ class LoadedRun(_Shown):
         return task
 
     def _groups(self) -> Sequence[Group]:
-        from parley.results.read import Group
+        from parley.results.group import group_seeds
 
-        return [Group(self.recorded.name, [self.recorded])]
+        return group_seeds([self.recorded])
 
 
 def load(folder: str | Path) -> LoadedRun:
@@ -359,14 +362,16 @@ def load(folder: str | Path) -> LoadedRun:
     >>> found.model()(torch.zeros(1, 1, 8, 8)).shape
     torch.Size([1, 10])
     """
+    from parley.results.group import group_seeds
     from parley.results.read import read_run
 
     path = Path(folder)
     found = read_run(path)
-    if found.experiment is None:
+    [group] = group_seeds([found])
+    if group.experiment is None:
         valid = "the folder of a run that this version understands"
-        raise BadValue("folder", str(path), valid, "; ".join(found.notes))
-    return LoadedRun(path, found.experiment, found.records, found.summary, found)
+        raise BadValue("folder", str(path), valid, "; ".join([*found.notes, group.note]))
+    return LoadedRun(path, group.experiment, found.records, found.summary, found)
 
 
 @dataclass(frozen=True)
@@ -383,12 +388,15 @@ class Comparison(_Shown):
         """The rows as a table for a document."""
         from parley.sweep import compare as comparison
 
-        return comparison.markdown(self.rows)
+        return comparison.table(self.rows).markdown()
 
     def _groups(self) -> Sequence[Group]:
-        from parley.results.read import Group
+        from parley.results.group import Group
 
-        return [Group(label, [r.recorded for r in of]) for label, of in self.runs.items()]
+        return [
+            Group(label, [run.recorded for run in of], of[0].experiment)
+            for label, of in self.runs.items()
+        ]
 
 
 def compare(

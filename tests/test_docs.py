@@ -25,6 +25,8 @@ from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
 from parley.reproduce import campaign, report
+from parley.reproduce.collect import collect
+from parley.results.read import find_runs
 from parley.store.folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
@@ -292,7 +294,7 @@ def test_the_readmes_table_is_the_recorded_one() -> None:
 
 def test_the_reproduction_is_that_of_the_records() -> None:
     text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    found = report.collect(ROOT / "results")
+    found = collect(ROOT / "results")
     assert found.results and not found.refused
     printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
     made = report.markdown(found, {})
@@ -306,7 +308,7 @@ def test_the_table_of_ag_news_is_that_of_the_records() -> None:
     text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     section = text.partition("## AG News")[2].partition("\n## ")[0]
     rows = set()
-    for folder in campaign.run_folders(ROOT / "results" / "ag_news-minilm"):
+    for folder in find_runs(ROOT / "results" / "ag_news-minilm"):
         experiment, records = campaign.read_experiment(folder), RunFolder(folder).records()
         method = experiment.algorithm
         options = f"{method.label} | {method.momentum:g} | {method.gamma:g} | {experiment.lr:g}"

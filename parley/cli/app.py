@@ -3,7 +3,7 @@
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,8 @@ import numpy as np
 import torch
 import typer
 from pydantic.fields import FieldInfo
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from parley import data as datasets
@@ -40,7 +38,10 @@ from parley.experiment import (
     read_file,
 )
 from parley.graphs import Topology
-from parley.results import draw
+from parley.results.graphs import topology_picture
+from parley.results.holdings import partition_picture
+from parley.results.style import ENDINGS
+from parley.results.table import Table
 from parley.store import folder
 from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
@@ -293,8 +294,8 @@ Picture = Annotated[
 
 def _check_picture(picture: Path | None) -> None:
     """Before the work is done."""
-    if picture and picture.suffix.removeprefix(".").lower() not in draw.ENDINGS:
-        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in draw.ENDINGS)
+    if picture and picture.suffix.removeprefix(".").lower() not in ENDINGS:
+        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in ENDINGS)
         raise BadValue("picture", str(picture), valid)
     if picture and not picture.parent.is_dir():
         raise BadValue("picture", str(picture), "a file in a folder that exists")
@@ -367,7 +368,7 @@ def train(
     else:
         done = outcome.summary
         _heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
-        screen.print(_summary_table(done))
+        screen.print(_summary_table(done).terminal())
 
 
 def _heading(text: str) -> None:
@@ -382,7 +383,6 @@ def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
 
 
 def _summary_table(done: dict[str, Any]) -> Table:
-    shown = Table(show_header=False, box=box.SIMPLE)
     lines = {
         "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
@@ -391,16 +391,18 @@ def _summary_table(done: dict[str, Any]) -> Table:
         **_part_of_test_samples(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
-        "models sent by each agent": f"{done['bytes_models'] / 1e6:.3f} MB",
-        "cross-gradients sent by each agent": f"{done['bytes_cross_gradients'] / 1e6:.3f} MB",
+        "models sent per agent": f"{done['bytes_models'] / 1e6:.3f} MB",
+        "cross-gradients sent per agent": f"{done['bytes_cross_gradients'] / 1e6:.3f} MB",
         "training time": f"{done['seconds']:.1f} s",
-        "sample gradients a second": f"{done['gradients_per_second']:,.0f}",
+        "sample gradients per second": f"{done['gradients_per_second']:,.0f}",
         "peak memory": f"{done['peak_memory_mb']:.0f} MB",
         "written to": done["out"],
     }
-    for name, value in lines.items():
-        shown.add_row(name, Text(str(value)))
-    return shown
+    return _pairs({name: str(value) for name, value in lines.items()})
+
+
+def _pairs(lines: Mapping[str, str]) -> Table:
+    return Table(["", ""], list(lines.items()), frozenset({0, 1}))
 
 
 @app.command()
@@ -580,7 +582,7 @@ def _compare_field(
         return
     more = (f"lr of {tuned}",) if tuned else ()
     _heading(f"{comparison.title(asked, seeds, *more)}: averaged model, %")
-    screen.print(whole_field.table(rows))
+    screen.print(whole_field.table(rows).terminal())
     where = f"written to {out}: table.md, field.png, and every run's records"
     screen.print(where, soft_wrap=True, highlight=False)
 
@@ -598,7 +600,7 @@ def _tune(
     todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates, keys)]
     tuning.tune(todo, parallel, out, resume and out.exists())
     path = tuning.write(todo, out)
-    console.print(tuning.table(todo))
+    console.print(tuning.table(todo).terminal())
     return path
 
 
@@ -699,7 +701,7 @@ def _compare(
         print(json.dumps({"rows": rows, "out": str(out)}))
         return
     _heading(comparison.title(experiments, seeds, experiments[0].partition))
-    screen.print(comparison.table(rows))
+    screen.print(comparison.table(rows).terminal())
     screen.print(
         f"written to {out}: table.md, curves.png, and every run's records",
         soft_wrap=True,
@@ -761,11 +763,13 @@ def list_algorithms(
         fields = {n: find(n).options() for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
-        shown = Table("name", "", "needs weights", "idea", box=box.SIMPLE)
-        for key, algorithm in ALGORITHMS.items():
-            idea = _prose(algorithm.about()).partition(". ")[0].rstrip(".")
-            shown.add_row(key, algorithm.title, algorithm.needs, idea)
-        screen.print(shown)
+        ideas = [_prose(algorithm.about()).partition(". ")[0] for algorithm in ALGORITHMS.values()]
+        rows = [
+            [key, algorithm.title, algorithm.needs, idea.rstrip(".")]
+            for (key, algorithm), idea in zip(ALGORITHMS.items(), ideas, strict=True)
+        ]
+        shown = Table(["name", "", "needs weights", "idea"], rows, frozenset(range(4)))
+        screen.print(shown.terminal())
         screen.print("parley algorithms NAME shows the options of one.", highlight=False)
         parts = ", ".join(f"{part} ({part_kind(part)})" for part in PARTS)
         screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
@@ -835,7 +839,7 @@ def topology(
     figures["round_megabytes_models"] = figures["round_megabytes_cross_gradients"] = dense
     figures["round_megabytes_cross_gradients_1bit"] = packed
     if picture:
-        draw.topology_picture(graph, picture)
+        topology_picture(graph, picture)
     if json_:
         if graph.phases:
             figures["rounds"] = [_round_figures(phase) for phase in graph.phases]
@@ -849,44 +853,43 @@ def topology(
     properties = ["symmetric" if graph.symmetric else "not symmetric"]
     properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
     _heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
-    shown = Table(show_header=False, box=box.SIMPLE)
     in_all = ", of all rounds together" if graph.phases else ""
-    shown.add_row("neighbours of an agent", degrees() + in_all)
-    shown.add_row(
-        "edges", f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}"
-    )
-    shown.add_row("diameter", str(graph.diameter))
     each = " in every round" if graph.phases else ""
-    shown.add_row("weights", f"{graph.scheme}: {', '.join(properties)}{each}")
+    lines = {
+        "neighbours of an agent": degrees() + in_all,
+        "edges": f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}",
+        "diameter": str(graph.diameter),
+        "weights": f"{graph.scheme}: {', '.join(properties)}{each}",
+    }
     if graph.phases:
-        shown.add_row("period", f"{graph.period} rounds, one a step")
+        lines["period"] = f"{graph.period} rounds, one a step"
         exact = f"after {graph.exact_after} rounds" if graph.exact_after else "never, only nearly"
-        shown.add_row("everyone has the exact mean", exact)
-        shown.add_row("spectral gap of a period", f"{graph.spectral_gap:.6g}")
+        lines["everyone has the exact mean"] = exact
+        lines["spectral gap of a period"] = f"{graph.spectral_gap:.6g}"
         if not graph.exact_after:
             per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
-            shown.add_row("the same for each round", f"{per_round:.6g}")
+            lines["the same for each round"] = f"{per_round:.6g}"
     else:
-        shown.add_row("spectral gap", f"{graph.spectral_gap:.6g}")
-        shown.add_row("smallest eigenvalue", f"{graph.lambda_min + 0.0:.6g}")
-    screen.print(shown)
+        lines["spectral gap"] = f"{graph.spectral_gap:.6g}"
+        lines["smallest eigenvalue"] = f"{graph.lambda_min + 0.0:.6g}"
+    screen.print(_pairs(lines).terminal())
     if graph.phases:
         _rounds_table(graph, HEADER.itemsize + Dense(size).message_bytes(torch.float32))
     elif graph.agents <= 10:
         _heading("the weight that an agent (row) gives to another's value (column)")
-        matrix = Table("", *map(str, range(graph.agents)), box=box.SIMPLE)
-        for column in matrix.columns[1:]:
-            column.justify = "right"
-        for agent, row in enumerate(graph.weights):
-            matrix.add_row(str(agent), *(f"{w:.2f}" if w else "·" for w in row))
-        screen.print(matrix)
+        weights = [
+            [str(agent), *(f"{w:.2f}" if w else "·" for w in row)]
+            for agent, row in enumerate(graph.weights)
+        ]
+        matrix = Table(["", *map(str, range(graph.agents))], weights)
+        screen.print(matrix.terminal())
     _heading(f"what a step costs with {size:,} parameters in float32")
-    cost = Table("each agent, on average", box=box.SIMPLE)
-    cost.add_column("MB sent", justify="right")
-    cost.add_row("its model to its neighbours", f"{dense:.4f}")
-    cost.add_row("cross-gradients back", f"{dense:.4f}")
-    cost.add_row("cross-gradients back, 1 bit an entry", f"{packed:.4f}")
-    screen.print(cost)
+    costs = [
+        ["its model to its neighbours", f"{dense:.4f}"],
+        ["cross-gradients back", f"{dense:.4f}"],
+        ["cross-gradients back, 1 bit per parameter", f"{packed:.4f}"],
+    ]
+    screen.print(Table(["each agent, on average", "MB sent"], costs).terminal())
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
 
@@ -907,9 +910,7 @@ ROUNDS_SHOWN = 16
 def _rounds_table(graph: Topology, message: int) -> None:
     """Who talks with whom in each round, and what it costs."""
     _heading("round by round")
-    shown = Table("round", "neighbours", "MB sent, most", "MB sent, mean", "", box=box.SIMPLE)
-    for column in shown.columns[1:4]:
-        column.justify = "right"
+    rows = []
     for number, phase in enumerate(graph.phases[:ROUNDS_SHOWN]):
         pairs = [f"{j}→{i}" for j, i in phase.edges]
         if not phase.directed:
@@ -919,8 +920,9 @@ def _rounds_table(graph: Topology, message: int) -> None:
         mean = f"{sum(sent) / len(sent):.4f}"
         fewest, most = min(phase.degrees), max(phase.degrees)
         degrees = f"{fewest} to {most}" if fewest < most else str(most)
-        shown.add_row(str(number), degrees, f"{max(sent):.4f}", mean, some)
-    screen.print(shown)
+        rows.append([str(number), degrees, f"{max(sent):.4f}", mean, some])
+    headings = ["round", "neighbours", "MB sent, most", "MB sent, mean", ""]
+    screen.print(Table(headings, rows, frozenset({0, 4})).terminal())
     if graph.period > ROUNDS_SHOWN:
         screen.print(f"and {graph.period - ROUNDS_SHOWN} further rounds", highlight=False)
 
@@ -949,11 +951,9 @@ def show_data(
         if json_:
             print(json.dumps(known))
             return
-        shown = Table("name", "what it is", box=box.SIMPLE)
-        for key, description in known.items():
-            shown.add_row(key, description)
-        shown.add_row("owner/name", "any image dataset of the hub, or a local folder of its layout")
-        screen.print(shown)
+        other = ("owner/name", "any image dataset of the hub, or a local folder of its layout")
+        shown = Table(["name", "what it is"], [*known.items(), other], frozenset({0, 1}))
+        screen.print(shown.terminal())
         return
     _check_picture(picture)
     asked = Experiment.of(**_given(flags), data=name)
@@ -962,7 +962,7 @@ def show_data(
     held = np.stack([np.bincount(s.targets, minlength=len(classes)) for s in found.samples])
     shape = found.test.inputs.shape[1:]
     if picture:
-        draw.partition_picture(held, picture, classes)
+        partition_picture(held, picture, classes)
     if json_:
         about = {
             "data": name, "train": int(held.sum()), "test": len(found.test), "shape": list(shape),
@@ -974,7 +974,7 @@ def show_data(
     size = "×".join(map(str, shape))
     title = f"{name}: {held.sum():,} training and {len(found.test):,} test samples, {size}"
     _heading(title)
-    screen.print(_holdings_table(held, classes))
+    screen.print(_holdings_table(held, classes).terminal())
     if found.note:
         screen.print(f"note: {found.note}", highlight=False)
     if picture:
@@ -983,14 +983,12 @@ def show_data(
 
 def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
     """A column for each class, or where that is too wide a list of what each agent holds."""
-    shown = Table("agent", box=box.SIMPLE)
     wide = 14 + sum(2 + max(len(name), len(str(held.max()))) for name in classes) <= screen.width
-    for heading in classes if wide else ("holds",):
-        shown.add_column(heading, justify="right" if wide else "left")
-    shown.add_column("all", justify="right")
+    rows = []
     for agent, counts in enumerate(held):
         cells = [str(count) if count else "·" for count in counts]
         if not wide:
             cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
-        shown.add_row(str(agent), *cells, str(counts.sum()))
-    return shown
+        rows.append([str(agent), *cells, str(counts.sum())])
+    headings = ["agent", *(classes if wide else ("holds",)), "all"]
+    return Table(headings, rows, frozenset({0}) if wide else frozenset({0, 1}))

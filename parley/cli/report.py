@@ -8,9 +8,11 @@ import typer
 
 from parley.errors import BadValue
 from parley.files import write_atomically
+from parley.reproduce.cell import find_cell
+from parley.results.group import group_seeds
 from parley.results.page import page
 from parley.results.pictures import pictures as draw_pictures
-from parley.results.read import group_seeds, read_all
+from parley.results.read import read_all
 
 
 def report(
@@ -45,7 +47,7 @@ def report(
 ) -> None:
     """One page about one or more runs, to look at and to send.
 
-    A single HTML file without any needs: open it from disk, mail it, print it. Seeds of one
+    A single HTML file that needs nothing else: open it from disk, mail it, print it. Seeds of one
     experiment are averaged. Runs that are still going on are shown as far as they have come.
 
     [bold]parley report runs/demo-001[/bold]
@@ -64,7 +66,7 @@ def report(
         raise BadValue("pictures", str(pictures), "a folder", "it is a file")
     groups = group_seeds(read_all(runs))
     try:
-        write_atomically(out, page(groups))
+        write_atomically(out, page(groups, published=find_cell))
         drawn = draw_pictures(groups, pictures) if pictures is not None else []
     except OSError as error:
         raise BadValue("out", str(out), "a file that can be written", str(error)) from None

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
@@ -17,9 +15,14 @@ from parley.cli.main import INTERRUPTED, TERMINATED
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Stopped
-from parley.reproduce import campaign, costs, report, resources, theory
+from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
+from parley.reproduce.collect import collect
+from parley.reproduce.pictures import draw_all
 from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.reproduce.theory import bounds
+from parley.reproduce.theory.pictures import picture as draw_theory
+from parley.results.table import Table
 from parley.watch.log import console
 
 screen = Console()
@@ -210,25 +213,19 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
 def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
     """A line for each group of methods that are compared."""
     for table, title in TABLES.items():
-        shown = Table(title=f"{table}: {title}", title_justify="left", box=box.SIMPLE)
-        shown.add_column("name", no_wrap=True)
-        for heading in ("runs", "epochs", "gradients", "one core"):
-            shown.add_column(heading, justify="right", no_wrap=True)
+        lines = []
         groups: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             if row["table"] == table:
                 groups.setdefault(row["group"], []).append(row)
         for group, members in groups.items():
             total = sum(row["gradients"] for row in members)
-            shown.add_row(
-                group,
-                str(len(members)),
-                str(members[0]["epochs"]),
-                f"{total / 1e6:,.0f} M",
-                costs.duration(sum(row["hours"] for row in members)),
-            )
+            time = costs.duration(sum(row["hours"] for row in members))
+            epochs = str(members[0]["epochs"])
+            lines.append([group, str(len(members)), epochs, f"{total / 1e6:,.0f} M", time])
         if groups:
-            screen.print(shown)
+            headings = ["name", "runs", "epochs", "gradients", "one core"]
+            screen.print(Table(headings, lines, title=f"{table}: {title}").terminal())
     screen.print(
         f"Behind each name of a table stands a method: {', '.join(METHODS)}. Gradients (of single "
         "samples) and time are of one seed of all runs in a line. parley reproduce NAME --list "
@@ -240,22 +237,22 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
 def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> None:
     reduced = any(row["reduced"] for row in rows)
     of_data = f", {100 * order.fraction:g} % of the data" if order.fraction else ""
-    title = f"reduced{of_data}" if reduced else None
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    shown.add_column("name", no_wrap=True)
-    for heading in ("epochs", "million\ngrads", "one core", "paper", "done"):
-        shown.add_column(heading, justify="right", no_wrap=True)
+    lines = []
     for row in rows:
         whole = presets()[row["name"]].epochs
-        shown.add_row(
-            row["name"],
-            str(whole) if row["epochs"] == whole else f"{row['epochs']}/{whole}",
-            f"{row['gradients'] / 1e6:,.1f}",
-            costs.duration(row["hours"]),
-            "" if row["paper"] is None else f"{row['paper']:.2f}",
-            f"{row['done']}/{order.seeds}",
+        lines.append(
+            [
+                row["name"],
+                str(whole) if row["epochs"] == whole else f"{row['epochs']}/{whole}",
+                f"{row['gradients'] / 1e6:,.1f}",
+                costs.duration(row["hours"]),
+                "" if row["paper"] is None else f"{row['paper']:.2f}",
+                f"{row['done']}/{order.seeds}",
+            ]
         )
-    screen.print(shown)
+    headings = ["name", "epochs", "million\ngradients", "one core", "paper", "done"]
+    title = f"reduced{of_data}" if reduced else ""
+    screen.print(Table(headings, lines, title=title).terminal())
     left = [(order.seeds - row["done"], row["hours"]) for row in rows]
     runs = sum(seeds for seeds, _ in left)
     if not runs:
@@ -289,21 +286,21 @@ def show_report(
     json_: Json = False,
 ) -> None:
     """Show ours beside the paper's, cell by cell, and draw the figures."""
-    found = report.collect(out)
+    found = collect(out)
     if not found.results and not found.refused:
         raise BadValue("out", str(out), "a folder with results of parley reproduce")
     for reason in found.refused:
         console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     target = markdown or out / "report.md"
     folder = pictures or target.parent / "pictures"
-    drawn = report.draw_all(found, folder)
+    drawn = draw_all(found, folder)
     places = {name: _seen_from(target, path) for name, path in drawn.items()}
     report.write_markdown(target, report.markdown(found, places))
     if json_:
         print(report.as_json(found))
         return
     for table in report.tables(found):
-        screen.print(table)
+        screen.print(table.terminal())
     screen.print(
         f"written to {target}, {len(drawn)} picture{'s' * (len(drawn) != 1)} in {folder}",
         highlight=False,
@@ -367,20 +364,23 @@ def show_resources(
         return
     agree = sum(not row.remark for row in communication)
     title = f"communication of an agent, GiB: {agree} of {len(communication)} figures agree"
-    shown = _resource_table(title, "cell", "f")
+    rows = []
     short = {"D-PSGD": "1", "CGA": "2", "CompCGA": "1.03"}
     for row in communication:
         if all_ or row.remark:
             printed = "" if row.printed is None else f"{row.printed:.2f}"
             factor = short[row.methods.partition(",")[0]]
-            shown.add_row(row.name, factor, printed, f"{row.formula:.2f}", row.remark)
-    screen.print(shown)
-    shown = _resource_table("memory beyond D-PSGD on a ring, MiB", "network", "method")
+            rows.append([row.name, factor, printed, f"{row.formula:.2f}", row.remark])
+    words = frozenset({0, 1, 4})
+    headings = ["cell", "f", "printed", "formula", ""]
+    screen.print(Table(headings, rows, words, title).terminal())
+    rows = []
     for kept in memory:
         if all_ or kept.remark:
             values = (f"{kept.printed:.2f}", f"{kept.formula:.2f}")
-            shown.add_row(kept.model, kept.method, *values, kept.remark)
-    screen.print(shown)
+            rows.append([kept.model, kept.method, *values, kept.remark])
+    headings = ["network", "method", "printed", "formula", ""]
+    screen.print(Table(headings, rows, words, "memory beyond D-PSGD on a ring, MiB").terminal())
     screen.print(
         "Formula: [steps·f + 51]·degree·(P + 1)·4 / 2³⁰; f = 1 for D-PSGD and NGC α=0, 2 for CGA "
         "and NGC, 1 + 1/32 for CompCGA and CompNGC; 51 for the final gossip. Half (33/64) of "
@@ -391,26 +391,11 @@ def show_resources(
         markup=False,
     )
     if counted:
-        shown = Table(title="measured, GiB over the paper's run", box=box.SIMPLE)
-        shown.add_column("preset", no_wrap=True)
-        for heading in ("formula", "measured", "headers and scales"):
-            shown.add_column(heading, justify="right")
-        for preset, found in counted:
-            value = resources.gib(preset)
-            shown.add_row(
-                preset.name, f"{value:.4f}", f"{found.gib:.4f}", f"{found.gib / value - 1:+.3%}"
-            )
-        screen.print(shown)
-
-
-def _resource_table(title: str, first: str, second: str) -> Table:
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE)
-    shown.add_column(first, no_wrap=True)
-    shown.add_column(second, no_wrap=True)
-    for heading in ("printed", "formula"):
-        shown.add_column(heading, justify="right", no_wrap=True)
-    shown.add_column("")
-    return shown
+        found = [(preset.name, resources.gib(preset), sent.gib) for preset, sent in counted]
+        rows = [[name, f"{f:.4f}", f"{m:.4f}", f"{m / f - 1:+.3%}"] for name, f, m in found]
+        headings = ["preset", "formula", "measured", "headers and scales"]
+        title = "measured, GiB over the paper's run"
+        screen.print(Table(headings, rows, title=title).terminal())
 
 
 @app.command("theory")
@@ -444,35 +429,31 @@ def show_theory(
     some = "a number"
     big_l = _number("smoothness", smoothness, some) or 0.0
     beta = _number("momentum", momentum, some) or 0.0
-    sizes = theory.StepSizes.of(graph, big_l, beta)
+    sizes = bounds.StepSizes.of(graph, big_l, beta)
     given = _number("lr", lr, some)
     rate = sizes.upper if given is None else given
-    constants = theory.Constants.of(rate, big_l, beta) if beta else None
+    constants = bounds.Constants.of(rate, big_l, beta) if beta else None
     if picture:
         # With several threads, small matrices take many times as long where others work too.
         with console.status("checking lemmas and rate on quadratics"), threads(1):
-            theory.picture(picture)
+            draw_theory(picture)
     if json_:
         ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}
-        found = {"root_rho": theory.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
+        found = {"root_rho": bounds.root_rho(graph), **ends, "empty": sizes.empty, "lr": rate}
         print(json.dumps(found | {"constants": constants and constants._asdict()}))
         return
-    shown = Table(
-        title=f"Theorem 1 for {graph.name} of {graph.agents}, L = {big_l:g}, β = {beta:g}",
-        title_justify="left",
-        show_header=False,
-        box=box.SIMPLE,
-    )
-    shown.add_row("√ρ", f"{theory.root_rho(graph):.6g}")
-    shown.add_row("η must be above", f"{sizes.lower:.6g}   (1-β)²/(βL)")
-    shown.add_row("and at most", f"{sizes.upper:.6g}   at any graph at most {sizes.cap:.6g}")
-    shown.add_row("step sizes", theory.WHY_EMPTY)
+    rows = []
+    rows.append(["√ρ", f"{bounds.root_rho(graph):.6g}"])
+    rows.append(["η must be above", f"{sizes.lower:.6g}   (1-β)²/(βL)"])
+    rows.append(["and at most", f"{sizes.upper:.6g}   at any graph at most {sizes.cap:.6g}"])
+    rows.append(["step sizes", bounds.WHY_EMPTY])
     if constants:
         for name, value in zip(constants._fields, constants, strict=True):
-            shown.add_row(f"{name.upper()} at η = {rate:.4g}", f"{value:.6g}")
+            rows.append([f"{name.upper()} at η = {rate:.4g}", f"{value:.6g}"])
         negative = "negative: the bound is divided by it and says nothing"
         small = "positive, but η is above the upper end: the proof does not hold"
-        shown.add_row("C1 is", negative if constants.c1 <= 0 else small)
-    screen.print(shown)
+        rows.append(["C1 is", negative if constants.c1 <= 0 else small])
+    title = f"Theorem 1 for {graph.name} of {graph.agents}, L = {big_l:g}, β = {beta:g}"
+    screen.print(Table(["", ""], rows, frozenset({0, 1}), title).terminal())
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)

@@ -36,7 +36,7 @@ from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.journal import Journal
-from parley.training.events import Record
+from parley.training.record import Record
 from parley.training.run import Losses, Run
 from parley.wire.transport import Kind
 

@@ -31,7 +31,8 @@ from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.store.journal import Journal
 from parley.store.status import reported
-from parley.training.events import EpochDone, Event, Record, Started
+from parley.training.events import EpochDone, Event, Started
+from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.placement import Placement
 from parley.wire.transport import Local, Processes, Transport, WorkerLost
@@ -319,7 +320,7 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
     """What the best and the worst agent take for what; all workers take part."""
     placement = run.transport.placement
     present = [placement.number(row) for row in range(len(x_ND))]
-    accuracies = [last["accuracy_agents"][agent] for agent in present]
+    accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
     best = max(range(len(present)), key=accuracies.__getitem__)
     worst = min(range(len(present)), key=accuracies.__getitem__)
     device = run.state.x_AD.device

@@ -29,7 +29,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from parley.dash.runs import NotThere, Refused, Row, Runs
-from parley.dash.tail import Cursor
 
 MOST_WATCHED = 12
 """Runs that one page can follow at a time."""
@@ -185,8 +184,7 @@ def build(
         return JSONResponse(await run_in_threadpool(runs.about, _run(request)))
 
     async def series(request: Request) -> Response:
-        told = Cursor.parse(request.query_params.get("cursor", ""))
-        return JSONResponse(await run_in_threadpool(runs.news, _run(request), told))
+        return JSONResponse(await run_in_threadpool(runs.series, _run(request)))
 
     async def events(request: Request) -> Response:
         watched = list(dict.fromkeys(request.query_params.getlist("watch")))[:MOST_WATCHED]
@@ -219,9 +217,8 @@ class Stream:
     def __init__(self, runs: Runs, watched: list[str]) -> None:
         self.runs = runs
         self._about: dict[str, dict[str, Any] | None] = dict.fromkeys(watched)
-        self._told = dict.fromkeys(watched, Cursor())
-        self._said: dict[str, str] = {}
-        """The last words about each run's records, and what was said of the rows."""
+        self._series: dict[str, dict[str, Any] | None] = dict.fromkeys(watched)
+        self._folder: dict[str, Any] = {}
         self._rows: dict[str, Row] | None = None
 
     async def messages(self, closing: Callable[[], bool]) -> AsyncIterator[str]:
@@ -229,47 +226,41 @@ class Stream:
         yield "retry: 1000\n\n"
         silent = 0.0
         while not closing():
-            news, more = await run_in_threadpool(self.look)
+            news = await run_in_threadpool(self.look)
             for kind, data in news:
                 yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
             silent = 0.0 if news else silent + EVERY
             if silent >= QUIET:
                 silent = 0.0
                 yield ": still here\n\n"
-            pause = 0.05 if more else EVERY
+            pause = EVERY
             while pause > 0 and not closing():
                 await asyncio.sleep(min(pause, 0.2))
                 pause -= 0.2
 
-    def look(self) -> tuple[list[tuple[str, Any]], bool]:
-        """What is new, and whether there is more to read at once."""
+    def look(self) -> list[tuple[str, Any]]:
+        """What is new."""
         news: list[tuple[str, Any]] = []
         listed = self.runs.listing()
         rows = {row["id"]: row for row in listed["runs"]}
+        folder = {name: listed[name] for name in ("root", "there", "note")}
         if self._rows is None:
             news.append(("runs", listed))
         else:
             changed = [row for key, row in rows.items() if self._rows.get(key) != row]
             gone = [key for key in self._rows if key not in rows]
-            about = {k: listed[k] for k in ("root", "there", "note")}
-            if changed or gone or self._said.get("") != json.dumps(about):
-                news.append(("changes", {**about, "changed": changed, "gone": gone}))
-        self._said[""] = json.dumps({k: listed[k] for k in ("root", "there", "note")})
-        self._rows = rows
-        more = False
-        for run in self._told:
+            if changed or gone or self._folder != folder:
+                news.append(("changes", {**folder, "changed": changed, "gone": gone}))
+        self._rows, self._folder = rows, folder
+        for run in self._series:
             try:
-                about = self.runs.about(run)
-                found = self.runs.news(run, self._told[run])
+                about, series = self.runs.about(run), self.runs.series(run)
             except (NotThere, Refused):
                 continue
             if about is not self._about[run]:
                 self._about[run] = about
                 news.append(("about", about))
-            self._told[run] = Cursor.parse(found["cursor"])
-            state = {k: found[k] for k in ("cursor", "records", "damaged", "read", "size")}
-            if self._said.get(run) != json.dumps(state):
-                self._said[run] = json.dumps(state)
-                news.append(("series", found))
-            more = more or found["behind"]
-        return news, more
+            if series is not self._series[run]:
+                self._series[run] = series
+                news.append(("series", series))
+        return news

@@ -1,16 +1,9 @@
 """Where agents are drawn and who talks with whom, for the page to animate."""
 
-import math
 from typing import Any
 
-import networkx as nx
-
-from parley import graphs as topologies
 from parley.errors import ParleyError
-from parley.experiment import Experiment
-from parley.graphs import Topology
-from parley.results.draw import layout
-from parley.training.run import topology_of
+from parley.results.layout import circle, layout, recorded_graph
 
 MOST_AGENTS = 300
 """More are drawn on a circle: laying out any graph takes time that grows with the cube."""
@@ -32,14 +25,14 @@ def graph(options: Graph, agents: Graph | None) -> Graph:
     if count > MOST_AGENTS:
         return _circle(count, f"the graph of more than {MOST_AGENTS} agents is not drawn")
     try:
-        found = _recorded(agents, count) if agents else _named(options)
+        found = recorded_graph(options, agents)
         places = layout(found).tolist()
-    except (ParleyError, ValueError, TypeError, KeyError):
+    except (ParleyError, ValueError, TypeError):
         return _circle(count, "its graph is not known here")
     few = len(found.edges) <= MOST_EDGES
     pairs = zip(found.edges, found.edge_weights.tolist(), strict=True)
     drawn = {
-        "positions": [[round(x, 4), round(y, 4)] for x, y in places],
+        "positions": _rounded(places),
         "edges": [[j, i, round(weight, 6)] for (j, i), weight in pairs] if few else [],
         "directed": found.directed,
         "note": "" if few else f"{len(found.edges):,} edges are too many to draw",
@@ -50,27 +43,10 @@ def graph(options: Graph, agents: Graph | None) -> Graph:
     return drawn
 
 
-def _recorded(agents: Graph, count: int) -> Topology:
-    made: nx.DiGraph[int] = nx.DiGraph()
-    made.add_nodes_from(range(count))
-    made.add_edges_from((int(j), int(i)) for j, i, _ in agents["edges"])
-    if len(made) != count:
-        raise ValueError("an edge of an agent that is not")
-    return topologies.from_graph(made, name=str(agents["topology"]))
-
-
-def _named(options: Graph) -> Topology:
-    experiment = Experiment.of(**options)
-    if experiment.topology.startswith(("file:", "schedule:")):
-        # A run may come from elsewhere, and name any file of this machine.
-        raise ValueError("not in the folder")
-    return topology_of(experiment)
-
-
 def _circle(agents: int, note: str) -> Graph:
-    shown = min(agents, MOST_AGENTS)
-    angles = [math.pi / 2 - 2 * math.pi * k / shown for k in range(shown)]
-    places = [
-        [round(shown * math.cos(a) / 6, 4), round(shown * math.sin(a) / 6, 4)] for a in angles
-    ]
-    return {"positions": places, "edges": [], "directed": False, "note": note}
+    places = circle(min(agents, MOST_AGENTS)).tolist()
+    return {"positions": _rounded(places), "edges": [], "directed": False, "note": note}
+
+
+def _rounded(places: list[list[float]]) -> list[list[float]]:
+    return [[round(x, 4), round(y, 4)] for x, y in places]

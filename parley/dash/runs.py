@@ -18,15 +18,18 @@ import socket
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from parley.dash.tail import READ_ONLY, Cursor, Tail
+from parley.dash.graph import graph
+from parley.dash.series import READ_ONLY, Series
 from parley.errors import ParleyError
+from parley.results.read import is_run, label, walk
 from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.store.status import STATUS, is_held
+from parley.training.record import number, parse_record
 
 SILENCE = 120.0
 """Seconds without a sign of life after which a run that cannot be looked at directly is over."""
@@ -34,15 +37,14 @@ SCAN_EVERY = 1.0
 """Seconds from one look at the folder to the next, however many are watching."""
 REST = 4.0
 """After a slow look the disk is left alone for so many times as long."""
-DEPTH = 8
 MOST_FOLDERS = 20_000
 """Folders that are looked into; somebody may have named the root of a disk."""
 LARGEST = 4 << 20
 """Bytes of the largest small file (all but the records) that is read."""
 END = 64 << 10
 """Bytes at the end of the records in which the last one is looked for, at first."""
-TAILS = 256
-"""Runs whose records are kept in mind."""
+KEPT = 64
+"""Runs whose records are kept in memory."""
 
 Row = dict[str, Any]
 
@@ -62,7 +64,7 @@ class Runs:
         self.root = root
         self._clock = clock
         self._lock = threading.Lock()
-        self._tails: dict[str, Tail] = {}
+        self._series: dict[str, Series] = {}
         self._rows: dict[str, tuple[object, Row]] = {}
         self._abouts: dict[str, tuple[object, dict[str, Any]]] = {}
         self._listed: dict[str, Any] = {}
@@ -80,8 +82,8 @@ class Runs:
 
     def _scan(self) -> dict[str, Any]:
         found, whole = [], True
-        for number, path in enumerate(_folders(self.root)):
-            if number >= MOST_FOLDERS:
+        for place, path in enumerate(walk(self.root)):
+            if place >= MOST_FOLDERS:
                 whole = False
                 break
             if path is not None:
@@ -121,13 +123,12 @@ class Runs:
         path = root.joinpath(*parts)
         if path.resolve() != path:
             raise Refused(f"run: {run!r} is not below the runs folder")
-        if not _is_run(path):
+        if not is_run(path):
             raise NotThere(f"run: {run!r} is not there")
         return path
 
     def about(self, run: str) -> dict[str, Any]:
         """Everything about one run that does not change with every record."""
-        from parley.dash.graph import graph  # loads torch, which a list of runs does not need
 
         path = self.folder(run)
         signs = tuple(_sign(path / name) for name in (EXPERIMENT, ENVIRONMENT, AGENTS))
@@ -144,42 +145,15 @@ class Runs:
                 known = self._abouts[run] = (signs, found)
             return known[1]
 
-    def news(self, run: str, told: Cursor) -> dict[str, Any]:
-        """What is new in the records of a run for somebody who was told so much."""
+    def series(self, run: str) -> dict[str, Any]:
+        """The records of a run; the same object as before if nothing is new."""
         path = self.folder(run)
         with self._lock:
-            tail = self._tails.pop(run, None) or Tail(path / RECORDS)
-            self._tails[run] = tail  # the last used stands last
-            while len(self._tails) > TAILS:
-                del self._tails[next(iter(self._tails))]
-        with tail.lock:
-            tail.read()
-            return {"id": run, **tail.news(told)}
-
-
-def _folders(root: Path) -> Iterator[Path | None]:
-    """Every run below the root, and None for every other folder on the way."""
-    below = [(root, 0)]
-    while below:
-        path, depth = below.pop()
-        if _is_run(path):
-            yield path
-            continue  # what is inside is the run's own
-        yield None
-        if depth == DEPTH:
-            continue
-        with suppress(OSError), os.scandir(path) as entries:
-            inner = [
-                entry.name
-                for entry in entries
-                if not entry.name.startswith((".", "__pycache__", "node_modules"))
-                and entry.is_dir(follow_symlinks=False)
-            ]
-            below += [(path / name, depth + 1) for name in sorted(inner, reverse=True)]
-
-
-def _is_run(path: Path) -> bool:
-    return (path / EXPERIMENT).is_file()
+            series = self._series.pop(run, None) or Series(run, path / RECORDS)
+            self._series[run] = series  # the last used stands last
+            while len(self._series) > KEPT:
+                del self._series[next(iter(self._series))]
+        return series.told()
 
 
 def _id(root: Path, path: Path) -> str:
@@ -223,15 +197,7 @@ def _options(path: Path) -> dict[str, Any] | None:
 def _about(path: Path, run: str) -> Row:
     """What a run is; it changes only with its files."""
     options, summary = _options(path), _json(path / SUMMARY)
-    label, note = path.name, ""
-    try:
-        label = str((summary or {}).get("label") or _label(options) or label)
-    except ParleyError:
-        algorithm = (options or {}).get("algorithm", {})
-        label = str(algorithm.get("name", label) if isinstance(algorithm, dict) else algorithm)
-        note = "its experiment is not understood by this version"
-    if options is None:
-        note = f"{EXPERIMENT} is damaged"
+    note = f"{EXPERIMENT} is damaged" if options is None else ""
     shown = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
     sign = _sign(path / EXPERIMENT)
     where = PurePosixPath(run)
@@ -239,7 +205,7 @@ def _about(path: Path, run: str) -> Row:
         "id": run,
         "name": "/".join(where.parts[1:]) or where.name or path.resolve().name,
         "group": where.parts[0] if len(where.parts) > 1 else "",
-        "label": label,
+        "label": label(options or {}, _json(path / ENVIRONMENT), summary) or path.name,
         **{name: (options or {}).get(name) for name in shown},
         "began": sign[1] if sign else 0.0,
         "note": note,
@@ -265,10 +231,8 @@ def _last(path: Path) -> dict[str, Any]:
                 file.seek(max(0, size - span))
                 lines = file.read(span).split(b"\n")[:-1]
                 for line in reversed(lines if span >= size else lines[1:]):
-                    with suppress(ValueError):
-                        record = json.loads(line)
-                        if isinstance(record, dict) and "epoch" in record:
-                            return {k: v for k, v in record.items() if isinstance(v, (int, float))}
+                    if record := parse_record(line):
+                        return {k: v for k, v in record.items() if number(v) is not None}
                 if span >= min(size, LARGEST):
                     break
                 span *= 8
@@ -293,7 +257,7 @@ def _state(path: Path, row: Row, newest: float, now: float) -> Row:
     state = "running" if alive else {"stopped": "stopped", "failed": "failed"}.get(str(said), "")
     why = "" if alive else str(status.get("why", ""))
     if not state and said == "running":
-        state, why = "died", "the process ended without a word"
+        state, why = "died", "its process ended without reporting why"
     left = _left(status, now) if alive else None
     return {"state": state or "stopped", "done": done, "left": left, "why": why, "at": newest}
 

@@ -15,6 +15,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
 from parley.reproduce.presets import Preset, variant_name
+from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
 from parley.sweep.compare import DIVERGED_FILE, Job
@@ -131,11 +132,6 @@ def _check(left: Sequence[Job]) -> None:
         data.load(name, root)
 
 
-def run_folders(out: Path) -> list[Path]:
-    """Every run below a folder."""
-    return sorted(path.parent for path in out.rglob(EXPERIMENT))
-
-
 def pack(out: Path, to: Path) -> list[Path]:
     """Copies what is worth keeping of every finished run; returns the new folders.
 
@@ -147,7 +143,9 @@ def pack(out: Path, to: Path) -> list[Path]:
     if to.resolve().is_relative_to(out.resolve()):
         raise BadValue("to", str(to), "a folder outside of --out")
     copies: dict[Path, dict[str, str]] = {}
-    for folder in run_folders(out):
+    for folder in walk(out):
+        if folder is None or not (folder / EXPERIMENT).is_file():
+            continue
         if RunFolder(folder).summary() is None and not (folder / DIVERGED_FILE).exists():
             continue
         files = _packed(folder)

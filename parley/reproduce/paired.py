@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from scipy.special import stdtrit
 
 from parley.reproduce.presets import METHODS, choice_words, parse_variant
+from parley.training.record import value
 
 if TYPE_CHECKING:
-    from parley.reproduce.report import Result
+    from parley.reproduce.collect import Result
 
 GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
 CONFIDENCE = 0.95
@@ -68,7 +69,8 @@ class Difference(NamedTuple):
 
 def by_seed(result: "Result", name: str) -> dict[int, float]:
     """How every finished run ends, in percent."""
-    return {seed: 100 * float(records[-1][name]) for seed, records in result.runs.items()}
+    ends = {seed: value(records[-1], name) for seed, records in result.runs.items()}
+    return {seed: 100 * end for seed, end in ends.items() if end is not None}
 
 
 class Ablation(NamedTuple):

@@ -7,12 +7,15 @@ from datetime import date
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from parley.reproduce.cell import Cell, find_cell
-from parley.results.charts import Description, Section, sections
-from parley.results.read import Group, RecordedRun, field_of, sent_megabytes, value
-from parley.training.events import Record
+from parley.experiment import Experiment
+from parley.results.curves import Description
+from parley.results.group import Group, Take, field_of
+from parley.results.read import RecordedRun
+from parley.results.sections import Section, sections
+from parley.results.table import Table, mean_and_spread
+from parley.training.record import sent_megabytes, value
 from parley.version import __version__
 
 # Nothing may be loaded from anywhere, whatever stands in the data.
@@ -24,8 +27,28 @@ def web_file(name: str) -> str:
     return resources.files("parley").joinpath("web", name).read_text(encoding="utf-8")
 
 
-def page(groups: Sequence[Group], when: date | None = None) -> str:
-    """The whole report."""
+class Published(Protocol):
+    """What a paper reports for an experiment."""
+
+    @property
+    def accuracy(self) -> float:
+        """In percent, after gossip, mean over seeds."""
+
+    @property
+    def std(self) -> float:
+        """Over seeds, in percent."""
+
+    @property
+    def remark(self) -> str:
+        """In what the run differs from the paper's."""
+
+
+LookUp = Callable[[Experiment], Published | None]
+"""Finds what a paper reports for an experiment, if it does."""
+
+
+def page(groups: Sequence[Group], when: date | None = None, published: LookUp | None = None) -> str:
+    """The whole report; `published` finds a paper's figures to show beside ours."""
     made = sections(groups)
     charts: list[Description] = []
     title = heading(groups)
@@ -34,7 +57,7 @@ def page(groups: Sequence[Group], when: date | None = None) -> str:
         f'<p class="faint">{escape(settings(groups))}</p></div>'
         '<button id="theme" type="button" hidden>Dark</button></header>',
         *_notes(groups),
-        _results(groups),
+        _results(groups, published or (lambda experiment: None)),
         *(_section(section, charts) for section in made),
         _origin(groups, when or date.today()),
     ]
@@ -89,9 +112,10 @@ def _shared(groups: Sequence[Group], name: str) -> Any:
 
 
 def _notes(groups: Sequence[Group]) -> Iterable[str]:
-    for run in (run for group in groups for run in group.runs):
-        for note in run.notes:
-            yield f'<p class="note">{escape(f"{run.path}: {note}")}</p>'
+    for group in groups:
+        for run in group.runs:
+            for note in [*([group.note] if group.note else []), *run.notes]:
+                yield f'<p class="note">{escape(f"{run.path}: {note}")}</p>'
 
 
 def _section(section: Section, charts: list[Description]) -> str:
@@ -121,22 +145,22 @@ def _section(section: Section, charts: list[Description]) -> str:
     return "".join([*parts, "</div></section>"])
 
 
-COLUMNS: tuple[tuple[str, Callable[[Record], float | None], str, str], ...] = (
+COLUMNS: tuple[tuple[str, Take, str, str], ...] = (
     ("averaged model, %", field_of("accuracy_mean_model", 100), ".2f", ".2f"),
     ("own models, %", field_of("accuracy_own", 100), ".2f", ".2f"),
     ("worst agent, %", field_of("accuracy_own_min", 100), ".2f", ".2f"),
     ("best agent, %", field_of("accuracy_own_max", 100), ".2f", ".2f"),
     ("after gossip, %", field_of("accuracy_after_gossip", 100), ".2f", ".2f"),
     ("test loss", field_of("loss"), ".3f", ".3f"),
-    ("distance", field_of("consensus_distance"), ".3g", ".1g"),
-    ("MB sent by each", sent_megabytes, ".4g", ""),
+    ("consensus distance", field_of("consensus_distance"), ".3g", ".1g"),
+    ("MB sent per agent", sent_megabytes, ".4g", ""),
     ("seconds", field_of("seconds"), ".1f", ""),
 )
 
 
-def _results(groups: Sequence[Group]) -> str:
-    """The table of the last records, with the paper's figures where there are any."""
-    cells = [find_cell(g.first.experiment) if g.first.experiment else None for g in groups]
+def _results(groups: Sequence[Group], published: LookUp) -> str:
+    """The table of the last records, with a paper's figures where there are any."""
+    cells = [published(g.experiment) if g.experiment else None for g in groups]
     headings = ["", "seeds", *(name for name, *_ in COLUMNS)]
     if any(cells):
         headings += ["paper, %", "ours − paper", ""]
@@ -146,19 +170,9 @@ def _results(groups: Sequence[Group]) -> str:
         if any(cells):
             row += _beside(group, cell)
         rows.append(row)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in headings)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
-        for row in rows
-    )
     text = "At the last record of each run; mean ± standard deviation over seeds."
     if any(cells):
-        text += (
-            " The paper's figures (three seeds) are accuracies after gossip; the difference is to "
-            "ours after gossip."
-        )
+        text += " The paper's figures (three seeds) are accuracies after gossip."
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     if unfinished:
         text += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not complete."
@@ -175,27 +189,24 @@ def _results(groups: Sequence[Group]) -> str:
         )
     return (
         f'<section id="results"><h2>Results</h2><p class="faint">{escape(text)}</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="Results"><table><thead><tr>'
-        f"{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+        f"{Table(headings, rows).html('Results')}</section>"
     )
 
 
-def _figure(group: Group, take: Callable[[Record], float | None], form: str, of_std: str) -> str:
-    found = [v for run in group.runs if (v := take(run.last)) is not None]
+def _figure(group: Group, take: Take, form: str, of_std: str) -> str:
+    found = [v for seed in group.seeds if seed and (v := take(seed[-1])) is not None]
     if not found:
         return "–"
-    shown = f"{statistics.fmean(found):{form}}"
-    if of_std and len(found) > 1:
-        shown += f" ± {statistics.stdev(found):{of_std}}"
-    return shown
+    std = statistics.stdev(found) if of_std and len(found) > 1 else None
+    return mean_and_spread(statistics.fmean(found), std, form, of_std)
 
 
-def _beside(group: Group, cell: Cell | None) -> list[str]:
+def _beside(group: Group, cell: Published | None) -> list[str]:
     if cell is None:
         return ["", "", ""]
     ours = [v for run in group.runs if (v := value(run.last, "accuracy_after_gossip")) is not None]
     difference = f"{100 * statistics.fmean(ours) - cell.accuracy:+.2f}" if ours else "–"
-    return [f"{cell.accuracy:.2f} ± {cell.std:.2f}", difference, cell.remark]
+    return [mean_and_spread(cell.accuracy, cell.std), difference, cell.remark]
 
 
 def _origin(groups: Sequence[Group], when: date) -> str:
@@ -214,7 +225,7 @@ def _origin(groups: Sequence[Group], when: date) -> str:
         )
     machines: list[tuple[dict[str, Any], list[RecordedRun]]] = []
     for run in runs:
-        about = {k: v for k, v in run.environment.items() if k != "command"}
+        about = {k: v for k, v in run.environment.items() if k not in ("command", "label")}
         same = next((members for facts, members in machines if facts == about), None)
         if same is None:
             machines.append((about, [run]))
@@ -232,19 +243,15 @@ def _origin(groups: Sequence[Group], when: date) -> str:
             if v is not None
         )
         parts.append(f'<dl class="facts">{listed}</dl>')
-    rows = "".join(
-        f'<tr><th scope="row">{escape(str(run.path))}</th><td>{run.seed}</td>'
-        f"<td>{escape(_status(run))}</td></tr>"
-        for run in runs
+    table = Table(
+        ["folder", "seed", "status"], [[str(run.path), str(run.seed), _status(run)] for run in runs]
     )
     parts.append(
         f"<details><summary>{len(runs)} run{'s' * (len(runs) > 1)}</summary>"
-        '<div class="scroll" tabindex="0" role="region" aria-label="Runs"><table><thead><tr>'
-        '<th scope="col">folder</th><th scope="col">seed</th><th scope="col">status</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></div></details>"
+        f"{table.html('Runs')}</details>"
     )
     for group in groups:
-        experiment = group.first.experiment
+        experiment = group.experiment
         if experiment is not None:
             parts.append(
                 f"<details><summary>{escape(group.label)}: experiment.toml</summary>"

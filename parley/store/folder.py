@@ -4,14 +4,14 @@ experiment.toml     the full experiment
 graph.txt           its graph, where it came from a file or from Python; likewise
 partition.json      who holds what, and
 links.toml          the simulated network (`parley.store.enclosed`)
-environment.json    versions and machine
+environment.json    versions and machine, the command, and the algorithm's label
 agents.json         who talks with whom, and who holds what
 records.jsonl       one line for every evaluation
 generations.jsonl   who took part from when on, where a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
 .lock               held by the process that writes here
-confusion.json      what the best and the worst agent take for what, at the end
+confusion.json      confusion matrices of the best and the worst agent, at the end
 summary.json        written when the run is complete
 """
 
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from parley.errors import BadValue, ParleyError
 from parley.files import is_partial, write_atomically
 from parley.store.status import LOCK
+from parley.training.record import Record, parse_records
 from parley.version import __version__, commit
 
 if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
@@ -37,14 +38,14 @@ if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the da
 
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
-GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
-ENCLOSED = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
-"""Copies of files that the experiment names, and the field that each is about."""
 GENERATIONS = "generations.jsonl"
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 AGENTS = "agents.json"
 CONFUSION = "confusion.json"
+GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
+ENCLOSED = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
+"""Copies of files that the experiment names, and the field that names each."""
 
 
 def fresh_name(parent: Path, stem: str) -> Path:
@@ -110,7 +111,8 @@ class RunFolder:
 
     def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
         """Writes down what is run here, unless that was done before."""
-        about = json.dumps(environment(), indent=2) + "\n"
+        named = {"label": experiment.algorithm.label}
+        about = json.dumps(environment() | named, indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -134,28 +136,24 @@ class RunFolder:
                 "out", str(self.path), "a folder that can be written", str(error)
             ) from None
 
-    def records(self) -> list[dict[str, Any]]:
-        """All records; a last line that was only half written is passed over."""
+    def records(self) -> list[Record]:
+        """All records, for resuming: damage is refused. A half-written last line is skipped."""
         path = self.path / RECORDS
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        records = []
-        for number, line in enumerate(lines[:-1], start=1):  # a whole line ends in a newline
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                raise ParleyError(
-                    f"records: line {number} of {path} is damaged; remove it to go on without it"
-                ) from None
+        records, damaged = parse_records(path.read_bytes() if path.exists() else b"")
+        if damaged:
+            raise ParleyError(
+                f"records: line {damaged[0]} of {path} is damaged; remove it to go on without it"
+            )
         return records
 
-    def append(self, record: dict[str, Any], to: str = RECORDS) -> None:
+    def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
         """One more record, on disk before this returns."""
         with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def rewind(self, records: list[dict[str, Any]], epoch: int) -> list[dict[str, Any]]:
+    def rewind(self, records: list[Record], epoch: int) -> list[Record]:
         """Drops records that are newer than the checkpoint a run goes on from."""
         kept = [r for r in records if r["epoch"] <= epoch]
         if kept or (self.path / RECORDS).exists():

@@ -14,7 +14,8 @@ from parley.store import checkpoint
 from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.status import held, is_held
-from parley.training.events import EACH_AGENT, EpochDone, Record
+from parley.training.events import EpochDone
+from parley.training.record import EACH_AGENT, Record
 from parley.training.run import Run
 from parley.wire.transport import Transport
 

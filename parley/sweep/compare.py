@@ -14,11 +14,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from queue import Empty
-from typing import Any, Literal
+from typing import Any
 
-from rich import box
 from rich.progress import TaskID
-from rich.table import Table
 
 from parley import algorithms
 from parley.cluster import launch
@@ -27,12 +25,14 @@ from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
-from parley.results.draw import curves_picture
+from parley.results.curves import curves_picture
+from parley.results.table import Table, mean_and_spread
 from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.store.status import mark_stopped
 from parley.training import run
-from parley.training.events import EpochDone, Event, Record, StepDone
+from parley.training.events import EpochDone, Event, StepDone
+from parley.training.record import Record, value
 from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.log import console
@@ -446,7 +446,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row |= {"epochs": first.epochs, "seeds": len(runs)}
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
-            values = [end[key] for end in ends]
+            values = [found for end in ends if (found := value(end, key)) is not None]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         made.append(row)
@@ -461,43 +461,24 @@ COLUMNS = (
 )
 
 
-def _headings(made: Sequence[dict[str, Any]]) -> list[str]:
+def table(made: Sequence[dict[str, Any]]) -> Table:
+    """A line for each method."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
-    return ["", *(heading for heading, *_ in COLUMNS), "MB sent\nby each", seconds]
+    headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
+    return Table(headings, [_cells(row) for row in made])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     cells = [row["label"]]
     for _, key, factor, form, form_of_std in COLUMNS:
-        cell = f"{factor * row[key]:{form}}"
-        if row["seeds"] > 1:
-            cell += f" ± {factor * row[key + '_std']:{form_of_std}}"
-        cells.append(cell)
+        std = factor * row[f"{key}_std"] if row["seeds"] > 1 else None
+        cells.append(mean_and_spread(factor * row[key], std, form, form_of_std))
     return [*cells, f"{megabytes(row):.2f}", f"{row.get(NETWORK, row['seconds']):.1f}"]
-
-
-def table(made: Sequence[dict[str, Any]]) -> Table:
-    """The rows for a terminal."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))  # fits in 80 columns
-    for heading in _headings(made):
-        # What differs in a row may be long, figures are not.
-        justify: Literal["right", "left"] = "right" if heading else "left"
-        shown.add_column(heading, justify=justify, no_wrap=bool(heading), overflow="fold")
-    for row in made:
-        shown.add_row(*_cells(row))
-    return shown
-
-
-def markdown(made: Sequence[dict[str, Any]]) -> str:
-    """The rows for a document."""
-    headings = [heading.replace("\n", " ") for heading in _headings(made)]
-    lines = [headings, ["---", *("---:" for _ in headings[1:])], *(_cells(row) for row in made)]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
 
 def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
     """The table and the picture, beside the runs."""
-    write_atomically(out / "table.md", markdown(made))
+    write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, list[Any]] = {}
     for job in done:
         curves.setdefault(job.label, []).append(RunFolder(job.out).records())

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from rich import box
-from rich.table import Table
 
 from parley.algorithms import Algorithm
 from parley.errors import BadValue
 from parley.experiment import Experiment, anchored, read_toml
 from parley.files import write_atomically
+from parley.results.table import Table
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
 from parley.sweep.compare import Job, slug
@@ -147,7 +146,7 @@ def write(done: Sequence[Trial], out: Path) -> Path:
             whole = anchored(trial.experiment.model_dump(), Path.cwd())
             write_atomically(path, trial.experiment.model_copy(update=whole).to_toml())
     write_atomically(out / TUNED, tomli_w.dumps(chosen))
-    write_atomically(out / "table.md", markdown(done))
+    write_atomically(out / "table.md", table(done).markdown())
     return out / TUNED
 
 
@@ -186,34 +185,19 @@ def tuned(
     return experiment.replace(**{k: v for k, v in of.get(name, {}).items() if k not in fixed})
 
 
-HEADINGS = ("", "partition", "lr", "γ", "validation, %", "trials", "diverged")
-
-
-def _rows(done: Sequence[Trial]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
+def table(done: Sequence[Trial]) -> Table:
+    """The winner of each method on each partition."""
+    rows = []
     groups = dict.fromkeys((t.job.experiment.partition, t.label) for t in done)
     for partition, label in groups:
         of = [t for t in done if (t.job.experiment.partition, t.label) == (partition, label)]
         best = max(of, key=lambda trial: trial.score)
         lost = sum(trial.job.failure is not None for trial in of)
-        figures = ("–", "–", "–")
+        figures = ["–", "–", "–"]
         if lost < len(of):
             gamma = best.settings.get("gamma")
             accuracy = f"{100 * best.score[0]:.1f}"
-            figures = (f"{best.settings['lr']:g}", f"{gamma:g}" if gamma else "", accuracy)
-        rows.append((label, partition, *figures, str(len(of)), str(lost)))
-    return rows
-
-
-def table(done: Sequence[Trial]) -> Table:
-    """The winners for a terminal."""
-    shown = Table(*HEADINGS, box=box.SIMPLE_HEAD)
-    for row in _rows(done):
-        shown.add_row(*row)
-    return shown
-
-
-def markdown(done: Sequence[Trial]) -> str:
-    """The winners for a document."""
-    lines = [HEADINGS, ("---", "---", *["---:"] * 5), *_rows(done)]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+            figures = [f"{best.settings['lr']:g}", f"{gamma:g}" if gamma else "", accuracy]
+        rows.append([label, partition, *figures, str(len(of)), str(lost)])
+    headings = ["", "partition", "lr", "γ", "validation, %", "trials", "diverged"]
+    return Table(headings, rows, frozenset({0, 1}))

@@ -1,13 +1,8 @@
 """What happens in a run, for whoever watches it; needs nothing but the standard library."""
 
 from dataclasses import dataclass
-from typing import Any
 
-Record = dict[str, Any]
-"""One line of ``records.jsonl``."""
-
-EACH_AGENT = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists with a value for each agent."""
+from parley.training.record import Record
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
 from parley.training import metrics
-from parley.training.events import EpochDone, Event, Record, Started, StepDone
+from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.record import Record
 from parley.wire import clock as links
 from parley.wire.transport import Kind, Transport
 
@@ -370,7 +371,8 @@ class Run:
             due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
             record = self.record(lr) if due else None
-            self._check_record(record or {})
+            if record is not None:
+                self._check_record(record)
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 

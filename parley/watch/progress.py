@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from html import escape
 from types import TracebackType
@@ -23,7 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 from parley.experiment import Experiment
-from parley.training.events import EpochDone, Event, Record, Started, StepDone
+from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.record import Record, sent_megabytes
 from parley.watch.log import console
 
 log = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ def _few_digits(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def megabytes(record: Record) -> float:
+def megabytes(record: Mapping[str, Any] | Record) -> float:
     """What an agent has sent so far, in MB."""
-    return float(record["bytes_models"] + record["bytes_cross_gradients"]) / 1e6
+    return sent_megabytes(record) or 0.0
 
 
 def brief(record: Record) -> str:

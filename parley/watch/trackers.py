@@ -18,7 +18,8 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
-from parley.training.events import EpochDone, Event, Record
+from parley.training.events import EpochDone, Event
+from parley.training.record import Record, number
 
 log = notes.getLogger(__name__)  # `logging` is what this module does
 
@@ -183,9 +184,10 @@ def scalars(record: Record) -> dict[str, float]:
     made: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, list):
-            made |= {f"{name}/{agent}": float(v) for agent, v in enumerate(value)}
-        else:
-            made[name] = float(value)
+            present = ((agent, number(v)) for agent, v in enumerate(value))  # absent: None
+            made |= {f"{name}/{agent}": v for agent, v in present if v is not None}
+        elif (found := number(value)) is not None:
+            made[name] = found
     return made
 
 

@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -20,7 +22,6 @@ from parley.dash.app import LOOPBACK, MOST_WATCHED, Stream, build, own_names
 from parley.dash.graph import graph
 from parley.dash.runs import NotThere, Refused, Runs
 from parley.dash.serve import listen
-from parley.dash.tail import Cursor
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
@@ -88,7 +89,35 @@ def test_the_folder_may_be_a_run_itself(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "mine")
     (row,) = runs.listing()["runs"]
     assert (row["id"], row["name"]) == (".", "mine")
-    assert runs.news(".", Cursor())["x"] == [1, 2, 3]
+    assert runs.series(".")["x"] == [1, 2, 3]
+
+
+def test_the_label_is_what_the_run_wrote_down_else_the_plain_name(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", algorithm="ngc", alpha=0.5)
+    assert listed(tmp_path)["run"]["label"] == "NGC α=0.5"
+    (folder.path / "environment.json").write_text('{"parley": "0.1.0"}')
+    (folder.path / "experiment.toml").touch()
+    assert listed(tmp_path)["run"]["label"] == "ngc"
+    folder.finish({"label": "NGC α=0.5"})
+    assert listed(tmp_path)["run"]["label"] == "NGC α=0.5"
+
+
+def test_torch_is_not_needed(tmp_path: Path) -> None:
+    """Importing it takes seconds and hundreds of megabytes."""
+    write_run(tmp_path / "run")
+    code = """
+import sys
+from pathlib import Path
+from starlette.testclient import TestClient
+from parley.dash.app import build
+from parley.dash.runs import Runs
+asked = TestClient(build(Runs(Path(sys.argv[1]))), base_url="http://127.0.0.1:8642")
+assert asked.get("/api/runs").json()["runs"][0]["label"] == "NGC"
+assert asked.get("/api/run", params={"run": "run"}).json()["graph"]["edges"]
+assert asked.get("/api/series", params={"run": "run"}).json()["records"] == 3
+assert "torch" not in sys.modules and "matplotlib" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_a_folder_that_appears_later(tmp_path: Path) -> None:
@@ -106,10 +135,10 @@ def test_a_run_whose_experiment_is_damaged_or_of_another_version(tmp_path: Path)
     for name, text in (("damaged", "data = "), ("newer", 'warp = 9\nalgorithm = "hyper"\n')):
         folder = write_run(tmp_path / name)
         (folder.path / "experiment.toml").write_text(text)
+        (folder.path / "environment.json").unlink()
     found = listed(tmp_path)
     assert found["damaged"]["note"] == "experiment.toml is damaged"
-    assert found["newer"]["label"] == "hyper"
-    assert found["newer"]["note"] == "its experiment is not understood by this version"
+    assert (found["newer"]["label"], found["newer"]["note"]) == ("hyper", "")
     answer = client(tmp_path).get("/api/run", params={"run": "newer"}).json()
     assert answer["options"]["warp"] == 9 and answer["graph"]["positions"] == []
 
@@ -153,7 +182,7 @@ def test_running_and_died_are_told_apart_by_the_lock(tmp_path: Path) -> None:
         assert state(tmp_path)["state"] == "running"
         assert state(tmp_path)["done"] == 0.5
     died = state(tmp_path, later=0.0)
-    assert died["state"] == "died" and died["why"] == "the process ended without a word"
+    assert died["state"] == "died" and died["why"] == "its process ended without reporting why"
     assert died["left"] is None
 
 
@@ -215,7 +244,7 @@ def test_a_real_run_while_it_goes_on_and_after_it_was_killed(tmp_path: Path) -> 
     assert row()["state"] == "running" and 0 < row()["done"] < 1 and row()["left"] > 0
     about = runs.about("live")
     assert len(about["graph"]["positions"]) == 3 and about["graph"]["edges"]
-    frame = runs.news("live", Cursor())["frames"]["latest"]
+    frame = runs.series("live")["frames"][-1]
     assert len(frame["distance_agents"]) == len(frame["accuracy_agents"]) == 3
     command.send(signal.SIGKILL)
     command.wait()
@@ -225,39 +254,36 @@ def test_a_real_run_while_it_goes_on_and_after_it_was_killed(tmp_path: Path) -> 
 # What is told
 
 
-def test_series_and_what_is_new_of_them(tmp_path: Path) -> None:
+def test_series_of_a_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a run")
     asked = client(tmp_path)
     first = asked.get("/api/series", params={"run": "a run"}).json()
     assert first["x"] == [1, 2, 3] and first["fields"]["loss"] == [1, 0.5, 0.333333]
-    assert first["frames"]["latest"]["distance_agents"] == pytest.approx([0.3] * 4)
+    assert first["frames"][-1]["distance_agents"] == pytest.approx([0.3] * 4)
     folder.append({"epoch": 4, "loss": 9})
-    again = asked.get("/api/series", params={"run": "a run", "cursor": first["cursor"]}).json()
-    assert (again["from"], again["x"], again["frames"]["new"]) == (2, [3, 4], [])
-    nonsense = asked.get("/api/series", params={"run": "a run", "cursor": "1.x.-3"}).json()
-    assert nonsense["x"] == [1, 2, 3, 4]
+    again = asked.get("/api/series", params={"run": "a run"}).json()
+    assert (again["x"], len(again["frames"])) == ([1, 2, 3, 4], 3)
 
 
 def test_a_stream_tells_each_thing_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     stream = Stream(Runs(tmp_path), ["run", "not-yet"])
-    news, more = stream.look()
-    assert [kind for kind, _ in news] == ["runs", "about", "series"] and not more
-    assert stream.look() == ([], False)
+    assert [kind for kind, _ in stream.look()] == ["runs", "about", "series"]
+    assert stream.look() == []
     folder.append({"epoch": 4, "loss": 0.25})
-    news = dict(stream.look()[0])
+    news = dict(stream.look())
     assert news.keys() == {"changes", "series"}
     assert [row["last"]["epoch"] for row in news["changes"]["changed"]] == [4]
-    assert news["series"]["x"] == [3, 4] and news["series"]["from"] == 2
+    assert news["series"]["x"] == [1, 2, 3, 4]
     write_run(tmp_path / "not-yet", records=1)
-    news = stream.look()[0]
+    news = stream.look()
     assert [(k, d.get("id")) for k, d in news[1:]] == [("about", "not-yet"), ("series", "not-yet")]
     for path in (folder.path).iterdir():
         path.unlink()
     folder.path.rmdir()
-    news = dict(stream.look()[0])
+    news = dict(stream.look())
     assert news["changes"]["gone"] == ["run"]
-    assert stream.look() == ([], False)
+    assert stream.look() == []
 
 
 def test_damage_is_told_when_it_happens(tmp_path: Path) -> None:
@@ -266,7 +292,7 @@ def test_damage_is_told_when_it_happens(tmp_path: Path) -> None:
     stream.look()
     with (folder.path / "records.jsonl").open("a") as file:
         file.write("nonsense\n")
-    assert dict(stream.look()[0])["series"]["damaged_lines"] == [4]
+    assert dict(stream.look())["series"]["damaged_lines"] == [4]
 
 
 def test_events_as_a_browser_gets_them(tmp_path: Path) -> None:
@@ -338,7 +364,9 @@ def test_graphs_that_are_not_known_or_too_large(tmp_path: Path) -> None:
     assert graph(options, None)["note"] == "its graph is not known here"
     assert graph(options, None)["edges"] == [] and len(graph(options, None)["positions"]) == 2
     assert graph({"agents": 3}, {"edges": [[0, 9, 1.0]], "topology": "x"})["edges"] == []
-    assert graph({"agents": 3, "topology": "ring"}, {"edges": "x", "topology": "torus:axb"})["note"]
+    damaged = {"edges": "x", "topology": "torus:axb"}
+    assert len(graph({"agents": 3, "topology": "ring"}, damaged)["edges"]) == 6, "the named one"
+    assert graph({"agents": 3, "topology": "torus:axb"}, damaged)["note"]
     large = graph({"agents": 5000}, None)
     assert large["note"].startswith("the graph of more than") and len(large["positions"]) == 300
     dense = graph({"agents": 100, "topology": "full"}, None)

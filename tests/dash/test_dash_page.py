@@ -89,7 +89,7 @@ def test_curves_grow_while_a_run_goes_on_and_its_death_is_seen(
 ) -> None:
     root = tmp_path / "runs"
     with served(root) as url, page(chromium, url) as shown:
-        shown.wait_for_selector("text=is not there yet")
+        shown.wait_for_selector("text=does not exist yet")
         long = ("train", "--agents=5", "--epochs=100000", "--evaluate-every=25", "--out")
         command = Command(tmp_path, *long, root / "live")
         try:
@@ -102,11 +102,11 @@ def test_curves_grow_while_a_run_goes_on_and_its_death_is_seen(
             shown.wait_for_function(
                 "old => document.querySelector('.going').innerText !== old", arg=epoch
             )
-            graph = label(shown, "Who agrees with whom")
+            graph = label(shown, "Distance of each agent from the mean")
             assert graph.startswith("5 agents at epoch ") and "Farthest from the mean" in graph
             command.send(signal.SIGKILL)
             command.wait()
-            shown.wait_for_selector("text=It died: the process ended without a word")
+            shown.wait_for_selector("text=It died: its process ended without reporting why")
             assert shown.locator(".going .state").inner_text() == "died"
         finally:
             command.send(signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_curves_grow_while_a_run_goes_on_and_its_death_is_seen(
         news = json.dumps({**last, "epoch": last["epoch"] + 25, "accuracy_mean_model": 0.125})
         with (root / "live/records.jsonl").open("a") as file:
             file.write("nonsense\n" + news[:40])
-        shown.wait_for_selector("text=1 damaged line of records.jsonl passed over")
+        shown.wait_for_selector("text=1 damaged line of records.jsonl skipped")
         assert "12.5 %" not in label(shown, "Test accuracy")
         with (root / "live/records.jsonl").open("a") as file:
             file.write(news[40:] + "\n")
@@ -149,8 +149,8 @@ def test_series_are_switched_off_by_buttons(chromium: Any, finished: Path) -> No
         assert shown.locator("main h2").inner_text() == "NGC on digits"
         titles = shown.locator(".card:visible h3").all_inner_texts()
         assert titles == [
-            "Who agrees with whom", "Test accuracy", "Loss", "Distance between agents",
-            "Sent by each agent", "Norms of the bias terms",
+            "Distance of each agent from the mean", "Test accuracy", "Loss",
+            "Distance between agents", "MB sent per agent", "Norms of the bias terms",
         ]  # fmt: skip
         selector = ".card:nth-child(3)"
         before = shown.evaluate(PICTURE, selector)
@@ -163,10 +163,12 @@ def test_series_are_switched_off_by_buttons(chromium: Any, finished: Path) -> No
         assert button.get_attribute("aria-pressed") == "true"
         assert shown.evaluate(PICTURE, selector) == before
         shown.select_option("#axis", "megabytes")
-        assert "against MB sent by each agent" in label(shown, "Loss")
+        assert "against MB sent per agent" in label(shown, "Loss")
         # Back to the first record.
         shown.locator(".replay input").fill("0")
-        assert label(shown, "Who agrees with whom").startswith("5 agents at epoch 1.")
+        assert label(shown, "Distance of each agent from the mean").startswith(
+            "5 agents at epoch 1."
+        )
         shown.get_by_role("button", name="Play").click()
         shown.wait_for_selector("text=epoch 4 >> nth=0")
         shown.wait_for_function(

@@ -14,10 +14,11 @@ from parley import models
 from parley.cli import reproduce as cli
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.reproduce import campaign, costs, paired, presets, report
+from parley.reproduce import campaign, collect, costs, paired, pictures, presets, report
 from parley.reproduce.campaign import Order
 from parley.reproduce.presets import Paper, Preset, Reduction, figures, select
 from parley.reproduce.presets import presets as all_presets
+from parley.results.read import find_runs
 from parley.store import status
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, SUMMARY, RunFolder
 
@@ -87,7 +88,7 @@ def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> No
     assert one.experiment.algorithm == run.algorithm.model_copy(update=both)
     every = "as-run-but-gradient,momentum,floor,scale,scope"
     assert cga.experiment(every).algorithm == printed.algorithm != run.algorithm
-    assert report.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))
+    assert collect.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_a_fraction_of_the_data_is_an_option() -> None:
     preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
     job = campaign.jobs([preset], Order(fraction=0.1), Path("o"))[0]
     assert job.out.parent.name == "as-run-0.1-data"
-    assert report.parse_form("as-run-0.1-data") == ("as-run", Reduction(None, 0.1))
+    assert collect.parse_form("as-run-0.1-data") == ("as-run", Reduction(None, 0.1))
 
 
 # What it costs
@@ -238,7 +239,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
     monkeypatch.setitem(presets.SAMPLES, "digits", 1437)
     monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
     monkeypatch.setattr(presets, "presets", lambda: known)
-    monkeypatch.setattr(report, "presets", lambda: known)
+    monkeypatch.setattr(collect, "presets", lambda: known)
     monkeypatch.setattr(cli, "presets", lambda: known)
     return list(known.values())
 
@@ -264,7 +265,7 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     finish(small, out, seeds=2)
     assert {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)} == summaries
 
-    found = report.collect(out)
+    found = collect.collect(out)
     assert not found.refused
     whole = {r.preset.name: r for r in found.results if not r.mark}
     ngc = whole["digits/logistic/ring/4/ngc"]
@@ -274,16 +275,16 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     assert ngc.deviation("accuracy_mean_model") == pytest.approx((mean - 90) / 2)
     (reduced,) = [r for r in found.results if r.mark]
     assert reduced.mark == "2 of 4 epochs" and reduced.share == 0.5
-    drawn = [(r.preset.method, r.mark) for r in report._fullest(found.results)]
+    drawn = [(r.preset.method, r.mark) for r in pictures._fullest(found.results)]
     assert drawn == [("dpsgd", ""), ("ngc", "")]
-    assert report._fullest([reduced]) == [reduced]
+    assert pictures._fullest([reduced]) == [reduced]
 
     # The copy has all that the report needs, and none of what it does not.
     small_out = tmp_path / "kept"
     assert len(campaign.pack(out, small_out)) == 7
     assert campaign.pack(out, small_out) == []
     assert not list(small_out.rglob("checkpoint"))
-    assert report.as_json(report.collect(small_out)) == report.as_json(found)
+    assert report.as_json(collect.collect(small_out)) == report.as_json(found)
 
     shown = command("report", "--out", str(small_out), "--markdown", str(tmp_path / "page.md"))
     assert shown.exit_code == 0, shown.output
@@ -306,7 +307,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     finish(ngc, tmp_path, epochs=2, seeds=2)
     finish(ngc, tmp_path, epochs=2, variant="as-run-but-gradient")
     finish(ngc, tmp_path, variant="as-run-but-gradient")  # with nothing to stand beside
-    found = report.collect(tmp_path)
+    found = collect.collect(tmp_path)
     ends = {r.variant: r.ends[0] for r in found.results if r.reduction}
     (run, mean), (printed, other) = (
         [100 * ends[variant][name] for name in ("accuracy_after_gossip", "accuracy_mean_model")]
@@ -326,20 +327,20 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     # Seed by seed: of what only one side has finished, nothing is shown.
     beside = campaign.jobs(ngc, Order(epochs=2), tmp_path)[0].out
     (beside / SUMMARY).unlink()
-    assert report.ablation_rows(report.collect(tmp_path).results) == []
+    assert report.ablation_rows(collect.collect(tmp_path).results) == []
 
 
-def results_of(method: str, **accuracies: list[float]) -> list[report.Result]:
+def results_of(method: str, **accuracies: list[float]) -> list[collect.Result]:
     """Runs of Fashion-MNIST with ten agents that ended with these accuracies, seed by seed."""
     preset = all_presets()[f"fashion_mnist/lenet5/ring/10/{method}"]
     made = []
     for variant, values in accuracies.items():
         ends = {
-            seed: [{"epoch": 100, "step": 18800} | dict.fromkeys(report.ACCURACIES, value / 100)]
+            seed: [{"epoch": 100, "step": 18800} | dict.fromkeys(collect.ACCURACIES, value / 100)]
             for seed, value in enumerate(values)
         }
         name = "as-run" + f"-but-{variant.replace('_', ',')}" * (variant != "as_run")
-        made.append(report.Result(preset, name, Reduction(), ends))
+        made.append(collect.Result(preset, name, Reduction(), ends))
     return made
 
 
@@ -380,7 +381,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
     assert claims[-1] == "- Not told apart from no difference: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
-    told = json.loads(report.as_json(report.Found(results)))["ablations"]
+    told = json.loads(report.as_json(collect.Found(results)))["ablations"]
     assert {a["seeds"]: a["interval"] is None for a in told} == {5: False, 1: True}
 
 
@@ -425,7 +426,7 @@ def test_interrupted_runs_go_on(small: list[Preset], tmp_path: Path) -> None:
     whole = RunFolder(job.out).records()
     (job.out / SUMMARY).unlink()
     assert campaign.state(job) == "begun"
-    assert report.collect(tmp_path).results[0].unfinished == ["seed 0 at epoch 4"]
+    assert collect.collect(tmp_path).results[0].unfinished == ["seed 0 at epoch 4"]
     finish(small[:1], tmp_path)
     again = RunFolder(job.out).records()
     assert [r["loss"] for r in again] == [r["loss"] for r in whole]
@@ -435,12 +436,12 @@ def test_a_run_that_diverges_does_not_stop_the_others(
     small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wild = replace(small[0], lr=3e38)
-    monkeypatch.setattr(report, "presets", lambda: {p.name: p for p in (wild, small[1])})
+    monkeypatch.setattr(collect, "presets", lambda: {p.name: p for p in (wild, small[1])})
     became = finish([wild, small[1]], tmp_path)
     assert [j.label for j in became["failed"]] == [wild.name]
     assert [j.label for j in became["done"]] == [small[1].name]
     assert finish([wild], tmp_path)["failed"]  # it is not tried again
-    failed = report.collect(tmp_path).results[0]
+    failed = collect.collect(tmp_path).results[0]
     assert not failed.ends and "diverged" in failed.unfinished[0]
 
 
@@ -469,7 +470,7 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
     (job.out / EXPERIMENT).write_text(toml.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(ParleyError, match=r"holds another experiment .* differs in lr"):
         finish(small[:1], tmp_path)
-    assert "differs in lr" in report.collect(tmp_path).refused[0]
+    assert "differs in lr" in collect.collect(tmp_path).refused[0]
 
     (job.out / EXPERIMENT).write_text(toml + "\n[future]\nwarp = 9\n")
     with pytest.raises(ParleyError, match=r"not an experiment of this version .*future"):
@@ -487,7 +488,7 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
 def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None:
     finish(small[:1], tmp_path / "out")
     campaign.pack(tmp_path / "out", tmp_path / "kept")
-    (kept,) = campaign.run_folders(tmp_path / "kept")
+    (kept,) = find_runs(tmp_path / "kept")
     (kept / "records.jsonl").write_text("{}\n")
     with pytest.raises(ParleyError, match="holds another run"):
         campaign.pack(tmp_path / "out", tmp_path / "kept")
@@ -502,7 +503,7 @@ def test_what_an_older_version_has_packed_is_still_the_same(
     """Its experiment lacks the fields that have come since."""
     finish(small[:1], tmp_path / "out")
     campaign.pack(tmp_path / "out", tmp_path / "kept")
-    (kept,) = campaign.run_folders(tmp_path / "kept")
+    (kept,) = find_runs(tmp_path / "kept")
     lines = (kept / EXPERIMENT).read_text().splitlines(keepends=True)
     older = "".join(line for line in lines if not line.startswith(("links", "patience")))
     assert len(older.splitlines()) == len(lines) - 2

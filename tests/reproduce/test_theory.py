@@ -14,8 +14,10 @@ from parley.compute.task import Task
 from parley.data import Batches, Transform
 from parley.errors import BadValue
 from parley.graphs import full, ring, torus
-from parley.reproduce import theory
-from parley.reproduce.theory import Constants, QuadraticEngine, Quadratics, StepSizes
+from parley.reproduce.theory import quadratics
+from parley.reproduce.theory.bounds import Constants, StepSizes, root_rho
+from parley.reproduce.theory.pictures import picture
+from parley.reproduce.theory.quadratics import QuadraticEngine, Quadratics
 
 GRAPHS = [ring(3), ring(20), full(5), torus(20)]
 
@@ -29,7 +31,7 @@ def test_the_interval_is_empty_for_the_reason_given(graph, smoothness, momentum)
 
 def test_the_upper_end_solves_the_papers_condition() -> None:
     graph, L, β = ring(7), 3.0, 0.6
-    η, s = StepSizes.of(graph, L, β).upper, 1 - theory.root_rho(graph)
+    η, s = StepSizes.of(graph, L, β).upper, 1 - root_rho(graph)
     left = 1 - 6 * η**2 * L**2 / ((1 - β) ** 2 * s) - 4 * L * η / (1 - β) ** 2
     assert left == pytest.approx(0, abs=1e-12)
 
@@ -64,7 +66,7 @@ def test_the_problem_is_what_it_says() -> None:
 
 def test_the_closed_form_is_the_gradient_of_the_module() -> None:
     problem = Quadratics.draw(3, size=6, curvature_spread=0.5)
-    task = Task(theory.Point(6), theory.half_square, dtype=torch.float64)
+    task = Task(quadratics.Point(6), quadratics.half_square, dtype=torch.float64)
     batches = Batches(problem.samples(10, 0), range(3), 4, Transform(), 0, dtype=torch.float64)
     batch, x_PD = batches.at(2), torch.randn(4, 6, dtype=torch.float64)
     for ours, theirs in zip(
@@ -79,7 +81,7 @@ def test_the_closed_form_is_the_gradient_of_the_module() -> None:
 @pytest.mark.parametrize("zeta", [0.0, 1.0, 5.0])
 def test_the_lemmas_hold(momentum: float, zeta: float) -> None:
     problem = Quadratics.draw(8, heterogeneity=zeta, noise=0.5, curvature_spread=zeta / 10)
-    found = theory.lemmas(problem, ring(8), 60, lr=0.02, momentum=momentum, runs=3)
+    found = quadratics.lemmas(problem, ring(8), 60, lr=0.02, momentum=momentum, runs=3)
     assert found.mean_difference.holds
     assert found.all_differences.holds
     assert found.consensus.holds
@@ -88,7 +90,7 @@ def test_the_lemmas_hold(momentum: float, zeta: float) -> None:
 
 def test_with_one_curvature_the_left_side_of_lemma_1_is_zero() -> None:
     # W is doubly stochastic: what one agent's gradient gains from a neighbour another one's loses.
-    found = theory.lemmas(Quadratics.draw(6, heterogeneity=3.0), ring(6), 20, lr=0.1, runs=1)
+    found = quadratics.lemmas(Quadratics.draw(6, heterogeneity=3.0), ring(6), 20, lr=0.1, runs=1)
     assert found.mean_difference.left_K.max() < 1e-25
     assert found.all_differences.left_K.min() > 0.1
 
@@ -96,15 +98,15 @@ def test_with_one_curvature_the_left_side_of_lemma_1_is_zero() -> None:
 def test_the_last_line_of_the_proof_is_false_for_many_agents() -> None:
     # On a ring without heterogeneity each agent's expected square is ⅔ σ², the bound is 4 σ²/N.
     problem = Quadratics.draw(30, heterogeneity=0.0)
-    found = theory.lemmas(problem, ring(30), 40, lr=0.1, runs=3)
+    found = quadratics.lemmas(problem, ring(30), 40, lr=0.1, runs=3)
     assert found.each_difference.left_K[0] == pytest.approx(2 / 3 * problem.sigma**2, rel=0.3)
     assert not found.each_difference.holds
 
 
 def test_the_rate_is_one_over_the_root_of_agents_times_steps() -> None:
-    found = list(theory.rates([4, 16], [64, 256, 1024], runs=1))
-    assert theory.slope(found) == pytest.approx(-0.5, abs=0.08)
-    by_agents = [theory.slope([r for r in found if r.agents == n]) for n in (4, 16)]
+    found = list(quadratics.rates([4, 16], [64, 256, 1024], runs=1))
+    assert quadratics.slope(found) == pytest.approx(-0.5, abs=0.08)
+    by_agents = [quadratics.slope([r for r in found if r.agents == n]) for n in (4, 16)]
     assert by_agents == pytest.approx([-0.5, -0.5], abs=0.12)
     # Linear speed-up: four times the agents do for four times the steps.
     few, many = found[1].value, found[3].value
@@ -112,6 +114,6 @@ def test_the_rate_is_one_over_the_root_of_agents_times_steps() -> None:
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
-    assert theory.picture(tmp_path / "theory.png", quick=True).stat().st_size > 10_000
+    assert picture(tmp_path / "theory.png", quick=True).stat().st_size > 10_000
     with pytest.raises(BadValue, match=r"\.png"):
-        theory.picture(tmp_path / "theory.jpg", quick=True)
+        picture(tmp_path / "theory.jpg", quick=True)

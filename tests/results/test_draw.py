@@ -10,7 +10,10 @@ from PIL import Image
 
 from parley.errors import BadValue
 from parley.graphs import Topology, from_graph, parse, ring
-from parley.results import draw
+from parley.results import graphs, holdings
+from parley.results.graphs import PANELS, topology_picture
+from parley.results.holdings import partition_picture
+from parley.results.layout import layout, nearest
 
 HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
 
@@ -19,7 +22,8 @@ HOLDINGS = np.array([[5, 0, 1], [0, 3, 3], [2, 2, 2], [0, 0, 9]])
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures that are drawn, instead of files."""
     seen: list[Figure] = []
-    monkeypatch.setattr(draw, "save", lambda figure, out: seen.append(figure) or out)
+    for module in (graphs, holdings):
+        monkeypatch.setattr(module, "save", lambda figure, out: seen.append(figure) or out)
     return seen
 
 
@@ -29,7 +33,7 @@ def texts(figure: Figure) -> list[str]:
 
 def test_endings_choose_the_format(tmp_path: Path) -> None:
     for ending, start in {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}.items():
-        out = draw.topology_picture(ring(4), tmp_path / "new" / f"ring.{ending}", HOLDINGS)
+        out = topology_picture(ring(4), tmp_path / "new" / f"ring.{ending}", HOLDINGS)
         assert out.read_bytes().startswith(start)
     with Image.open(tmp_path / "new" / "ring.png") as image:
         assert min(image.size) > 400
@@ -39,7 +43,7 @@ def test_endings_choose_the_format(tmp_path: Path) -> None:
 def test_the_same_input_gives_the_same_file(tmp_path: Path) -> None:
     for ending in ("svg", "pdf"):
         one, two = (
-            draw.partition_picture(HOLDINGS, tmp_path / f"{k}.{ending}").read_bytes() for k in "ab"
+            partition_picture(HOLDINGS, tmp_path / f"{k}.{ending}").read_bytes() for k in "ab"
         )
         assert one == two
 
@@ -47,8 +51,8 @@ def test_the_same_input_gives_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ring.gif", "ring", "ring.png.txt"])
 def test_an_unknown_ending(name: str) -> None:
     for picture in (
-        lambda: draw.topology_picture(ring(3), name),
-        lambda: draw.partition_picture(HOLDINGS, name),
+        lambda: topology_picture(ring(3), name),
+        lambda: partition_picture(HOLDINGS, name),
     ):
         with pytest.raises(BadValue, match=r"valid: a file that ends in \.png, \.svg, \.pdf") as e:
             picture()
@@ -58,13 +62,13 @@ def test_an_unknown_ending(name: str) -> None:
 def test_wrong_holdings_are_told(tmp_path: Path) -> None:
     out = tmp_path / "a.png"
     with pytest.raises(BadValue, match=r"holdings: \(4, 3\) is not valid; valid: shape \(5, cl"):
-        draw.topology_picture(ring(5), out, HOLDINGS)
+        topology_picture(ring(5), out, HOLDINGS)
     with pytest.raises(BadValue, match=r"shape \(agents, classes\)"):
-        draw.partition_picture([1, 2, 3], out)
+        partition_picture([1, 2, 3], out)
     with pytest.raises(BadValue, match=r"-1\.0 is not valid; valid: counts of 0 or more"):
-        draw.partition_picture([[1, -1]], out)
+        partition_picture([[1, -1]], out)
     with pytest.raises(BadValue, match="class_names: 2 is not valid; valid: 3 names"):
-        draw.partition_picture(HOLDINGS, out, ["a", "b"])
+        partition_picture(HOLDINGS, out, ["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -79,13 +83,13 @@ def test_agents_have_a_place_and_a_number(
     spec: str, agents: int, figures: list[Figure], tmp_path: Path
 ) -> None:
     t = parse(spec, agents)
-    places = draw.layout(t)
+    places = layout(t)
     assert places.shape == (agents, 2)
-    np.testing.assert_array_equal(places, draw.layout(t))
+    np.testing.assert_array_equal(places, layout(t))
     if agents > 1:
         apart = np.linalg.norm(places[:, None] - places[None], axis=-1) + 9 * np.eye(agents)
         assert apart.min() > 0.4
-    draw.topology_picture(t, tmp_path / "a.png")
+    topology_picture(t, tmp_path / "a.png")
     assert texts(figures[0]) == [str(i) for i in range(agents)]
     assert figures[0].texts[0].get_text().startswith(f"{spec}, {agents} agent")
     assert f"spectral gap {t.spectral_gap:.3g}" in figures[0].texts[0].get_text()
@@ -98,20 +102,20 @@ def arrows(figure: Figure) -> int:
 def test_arrows_only_where_edges_are_one_way(figures: list[Figure], tmp_path: Path) -> None:
     both: Topology = from_graph(nx.DiGraph([(0, 1), (1, 0), (1, 2), (2, 0)]))
     for t, expected in [(parse("directed-ring", 6), 6), (ring(6), 0), (both, 4)]:
-        draw.topology_picture(t, tmp_path / "a.png")
+        topology_picture(t, tmp_path / "a.png")
         assert arrows(figures[-1]) == expected
 
 
 def test_edges_are_as_wide_as_their_weights(figures: list[Figure], tmp_path: Path) -> None:
     path = nx.Graph()
     path.add_weighted_edges_from([(0, 1, 0.4), (1, 2, 0.2)])
-    draw.topology_picture(from_graph(path), tmp_path / "a.png")
+    topology_picture(from_graph(path), tmp_path / "a.png")
     wide, narrow = figures[0].axes[0].collections[0].get_linewidths()
     assert wide == pytest.approx(2 * narrow)
 
 
 def test_pies_show_the_shares(figures: list[Figure], tmp_path: Path) -> None:
-    draw.topology_picture(ring(4), tmp_path / "a.png", HOLDINGS, ["cat", "$dog", "emu"])
+    topology_picture(ring(4), tmp_path / "a.png", HOLDINGS, ["cat", "$dog", "emu"])
     wedges = [p for p in figures[0].axes[0].patches if type(p).__name__ == "Wedge"]
     assert len(wedges) == np.count_nonzero(HOLDINGS)
     first, second = wedges[:2]  # agent 0 holds 5 cats and 1 emu
@@ -122,19 +126,19 @@ def test_pies_show_the_shares(figures: list[Figure], tmp_path: Path) -> None:
 
 
 def test_many_classes_get_a_scale_instead_of_a_list(figures: list[Figure], tmp_path: Path) -> None:
-    draw.topology_picture(ring(4), tmp_path / "a.png", np.ones((4, 100)))
+    topology_picture(ring(4), tmp_path / "a.png", np.ones((4, 100)))
     assert not figures[0].legends
     assert len(figures[0].axes) == 2
 
 
 def test_an_agent_without_examples_is_drawn(figures: list[Figure], tmp_path: Path) -> None:
-    draw.topology_picture(ring(2), tmp_path / "a.png", [[0, 0], [1, 1]])
-    draw.partition_picture([[0, 0], [0, 0]], tmp_path / "a.png")
+    topology_picture(ring(2), tmp_path / "a.png", [[0, 0], [1, 1]])
+    partition_picture([[0, 0], [0, 0]], tmp_path / "a.png")
     assert len(figures) == 2
 
 
 def test_bubbles_have_the_areas_of_the_counts(figures: list[Figure], tmp_path: Path) -> None:
-    draw.partition_picture(HOLDINGS, tmp_path / "a.png", ["a", "b", "c"])
+    partition_picture(HOLDINGS, tmp_path / "a.png", ["a", "b", "c"])
     grid, totals = figures[0].axes
     bubbles = grid.collections[0]
     agent, label = np.nonzero(HOLDINGS)
@@ -148,7 +152,7 @@ def test_bubbles_have_the_areas_of_the_counts(figures: list[Figure], tmp_path: P
 def test_a_partition_of_any_size_fits_a_page(
     shape: tuple[int, int], figures: list[Figure], tmp_path: Path
 ) -> None:
-    draw.partition_picture(np.ones(shape), tmp_path / "a.png")
+    partition_picture(np.ones(shape), tmp_path / "a.png")
     width, height = figures[0].get_size_inches()
     assert 1.5 < height < 15
     assert 4 < width < 15
@@ -156,7 +160,7 @@ def test_a_partition_of_any_size_fits_a_page(
 
 def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Path) -> None:
     topology = parse("base:1", 5)
-    draw.topology_picture(topology, tmp_path / "rounds.png")
+    topology_picture(topology, tmp_path / "rounds.png")
     [figure] = figures
     assert [axes.get_title() for axes in figure.axes] == [f"round {k}" for k in range(5)]
     drawn = [len(axes.collections[0].get_segments()) for axes in figure.axes]  # type: ignore[attr-defined]
@@ -165,16 +169,16 @@ def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Pat
 
 
 def test_long_sequences_are_drawn_in_part(figures: list[Figure], tmp_path: Path) -> None:
-    draw.topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
-    assert len(figures[0].axes) == draw.PANELS
-    assert f"{20 - draw.PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
+    topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
+    assert len(figures[0].axes) == PANELS
+    assert f"{20 - PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
 
 
 def test_trees_grow_downwards_without_overlap() -> None:
-    places = draw.layout(parse("tree:3", 14))
+    places = layout(parse("tree:3", 14))
     assert places[0, 1] == places[:, 1].max()
     assert len({tuple(place) for place in places}) == 14
-    assert draw.nearest(places) >= 0.9
+    assert nearest(places) >= 0.9
 
 
 def test_graphs_of_many_agents_need_no_whole_matrix(
@@ -183,5 +187,5 @@ def test_graphs_of_many_agents_need_no_whole_matrix(
     """The weights are read edge by edge; `weights` would be made on first use."""
     monkeypatch.setattr("parley.graphs.topology.DENSE", 100)
     topology = parse("circulant:1,5", 600)
-    draw.topology_picture(topology, tmp_path / "many.png")
+    topology_picture(topology, tmp_path / "many.png")
     assert "weights" not in vars(topology)

@@ -18,20 +18,14 @@ from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import cell as paper
 from parley.reproduce.presets import Reduction, presets
-from parley.results import charts, draw
+from parley.results import sections as charts
+from parley.results import style
+from parley.results.curves import POINTS
+from parley.results.group import Group, curve, field_of, group_seeds
 from parley.results.page import page as report_page
 from parley.results.pictures import pictures
-from parley.results.read import (
-    Group,
-    RecordedRun,
-    curve,
-    field_of,
-    find_runs,
-    group_seeds,
-    parse_records,
-    read_all,
-    read_run,
-)
+from parley.results.read import RecordedRun, find_runs, read_all, read_run
+from parley.training.record import parse_records
 from tests.browser import browser, faults, overflow, page
 
 AGENTS, EPOCHS = 4, 4
@@ -76,7 +70,7 @@ def test_runs_are_found_below_a_folder_and_seeds_are_grouped(runs: Path) -> None
 
 def test_a_band_is_the_spread_over_seeds(runs: Path) -> None:
     group = groups_of(runs)[0]
-    found = curve(group, field_of("accuracy_own", 100))
+    found = curve(group.seeds, field_of("accuracy_own", 100))
     values = np.array([[100 * r["accuracy_own"] for r in run.records] for run in group.runs])
     assert found is not None and found.low is not None and found.high is not None
     assert found.x == [1, 2, 3, 4] and found.seeds == [2] * EPOCHS
@@ -87,7 +81,7 @@ def test_a_band_is_the_spread_over_seeds(runs: Path) -> None:
 def test_seeds_that_have_not_come_so_far_do_not_cut_the_others_short(copied: Path) -> None:
     records = copied / "dpsgd/seed-1/records.jsonl"
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:2]))
-    found = curve(groups_of(copied)[0], field_of("loss"))
+    found = curve(groups_of(copied)[0].seeds, field_of("loss"))
     assert found is not None and found.seeds == [2, 2, 1, 1]
 
 
@@ -101,11 +95,11 @@ def test_damaged_lines_are_passed_over_with_a_note(copied: Path) -> None:
     run = read_run(copied / "dpsgd/seed-0")
     assert [r["epoch"] for r in run.records] == [1, 3]
     assert run.notes == [
-        "records.jsonl: 3 damaged lines passed over (2, 3, 4)",
+        "records.jsonl: 3 damaged lines skipped (2, 3, 4)",
         "agents.json is damaged",
     ]
     text = report_page(groups_of(copied))
-    assert "3 damaged lines passed over" in text and "agents.json is damaged" in text
+    assert "3 damaged lines skipped" in text and "agents.json is damaged" in text
 
 
 def test_accuracies_on_a_part_of_the_test_samples_are_marked(copied: Path) -> None:
@@ -128,15 +122,15 @@ def test_a_half_written_line_is_no_damage() -> None:
 def test_an_experiment_of_another_version_is_shown_with_a_note(copied: Path) -> None:
     path = copied / "ngc/seed-0/experiment.toml"
     path.write_text("warp_drive = true\n" + path.read_text())
-    group = next(g for g in groups_of(copied) if g.first.experiment is None)
-    assert group.label == "seed-0" and "not understood by this version" in group.first.notes[0]
+    group = next(g for g in groups_of(copied) if g.experiment is None)
+    assert group.label == "seed-0" and "not understood by this version" in group.note
     assert "seed-0" in report_page(groups_of(copied))
 
 
 def test_labels_tell_groups_of_one_algorithm_apart(tmp_path: Path) -> None:
     def run(seed: int, **options: object) -> RecordedRun:
         experiment = Experiment.of(algorithm="ngc", seed=seed, **options)
-        return RecordedRun(tmp_path, {"seed": seed}, experiment, {}, [], None, None, None)
+        return RecordedRun(tmp_path, experiment.model_dump(exclude_none=True))
 
     made = group_seeds([run(0), run(0, topology="full"), run(1), run(0, alpha=0.5)])
     labels = [(g.label, len(g.runs)) for g in made]
@@ -181,7 +175,7 @@ def test_fields_that_are_not_recorded_are_named(runs: Path, copied: Path) -> Non
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = sections(copied)
     assert made["bytes"].missing == "The records do not count bytes."
-    assert made["agents"].missing == "The records do not tell the agents apart."
+    assert made["agents"].missing == "The records have no accuracies of single agents."
     assert [c["title"] for c in made["loss"].charts] == ["Test loss of the averaged model"]
     assert len(made["accuracy"].charts) == 2
     report_page(groups_of(copied))
@@ -201,7 +195,7 @@ def test_a_run_without_records_yet_has_a_page(copied: Path) -> None:
         (run / name).unlink()
     made = sections(run)
     assert made["accuracy"].missing == "There is no record yet."
-    assert made["confusion"].missing == "It is recorded when a run is complete."
+    assert made["confusion"].missing == "They are recorded when a run is complete."
     assert "epoch 0 of 4" in report_page(groups_of(run))
 
 
@@ -221,7 +215,7 @@ def test_the_confusion_is_that_of_the_best_and_the_worst_agent(runs: Path) -> No
 def test_many_agents_are_rows_of_a_heat_map(tmp_path: Path) -> None:
     n = charts.SMALL_MULTIPLES + 1
     records = [{"epoch": e, "accuracy_agents": [0.01 * e] * n} for e in range(1, 4)]
-    run = RecordedRun(tmp_path, {}, None, {}, records, None, None, None)
+    run = RecordedRun(tmp_path, {}, records=records)
     [chart] = charts.agents_section([Group("many", [run])]).charts
     assert chart["kind"] == "heat" and np.shape(chart["values"]) == (n, 3)
     assert chart["values"][0] == [1, 2, 3]
@@ -229,10 +223,10 @@ def test_many_agents_are_rows_of_a_heat_map(tmp_path: Path) -> None:
 
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
     records = [{"epoch": e, "loss": 1.0 / e} for e in range(1, 2501)]
-    run = RecordedRun(tmp_path, {}, None, {}, records, None, None, None)
+    run = RecordedRun(tmp_path, {}, records=records)
     made = {s.name: s for s in charts.sections([Group("long", [run])])}
     [series] = made["loss"].charts[0]["series"]
-    assert len(series["x"]) <= charts.POINTS and series["x"][-1] == 2500
+    assert len(series["x"]) <= POINTS and series["x"][-1] == 2500
 
 
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
@@ -244,7 +238,7 @@ def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
         (folder / "experiment.toml").write_text(experiment.to_toml())
         record = {"epoch": 1, "step": 188, "accuracy_after_gossip": 0.8774}
         (folder / "records.jsonl").write_text(json.dumps(record) + "\n")
-    text = report_page(groups_of(tmp_path))
+    text = report_page(groups_of(tmp_path), published=paper.find_cell)
     assert text.count("<td>87.24 ± 0.23</td><td>+0.50</td>") == 2
     assert f"reduced: 10 of {preset.epochs} epochs" in text
     assert paper.find_cell(preset.experiment(lr=0.123)) is None
@@ -298,7 +292,7 @@ def test_the_same_plots_as_pictures(runs: Path, tmp_path: Path) -> None:
     assert {p.suffix for p in written} == {".png", ".svg"}
     for name in ("overview", "accuracy", "loss", "distance", "bytes", "agents"):
         pixels = np.asarray(Image.open(tmp_path / f"figures/{name}.png").convert("RGB"))
-        for colour in draw.LINES[:2]:  # a line for each method
+        for colour in style.LINES[:2]:  # a line for each method
             rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
             assert (pixels == rgb).all(-1).sum() > 50, (name, colour)
     svg = (tmp_path / "figures/accuracy.svg").read_text()

@@ -217,7 +217,7 @@ def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
     row |= {f"{key}_std": 0.012345 for key in FIGURES} | {"bytes_models": 123456789.0}
     shown = Console(width=80, color_system=None)
     with shown.capture() as captured:
-        shown.print(compare.table([row]))
+        shown.print(compare.table([row]).terminal())
     assert "CompNGC  12.3 ± 1.2  12.3 ± 1.2  12.3 ± 1.2  0.123 ± 0.01   123.46      0.1" in (
         captured.get()
     )

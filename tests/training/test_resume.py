@@ -11,7 +11,9 @@ import torch
 from parley.algorithms import ALGORITHMS
 from parley.experiment import Experiment
 from parley.store import checkpoint
-from parley.training.run import EpochDone, Problem, Record, Run, problem
+from parley.training.events import EpochDone
+from parley.training.record import Record
+from parley.training.run import Problem, Run, problem
 from parley.wire.placement import spread
 from parley.wire.transport import Local
 

@@ -13,7 +13,7 @@ const CURVES = [
   },
   { key: "loss", title: "Loss", y: { name: "" }, fields: { loss: "test, averaged model", loss_train: "training, own models" } },
   { key: "distance", title: "Distance between agents", y: { name: "", log: true }, fields: { consensus_distance: "consensus distance" } },
-  { key: "bytes", title: "Sent by each agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, fields: { bytes_models: "models", bytes_cross_gradients: "cross-gradients" } },
+  { key: "bytes", title: "MB sent per agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, fields: { bytes_models: "models", bytes_cross_gradients: "cross-gradients" } },
   { key: "bias", title: "Norms of the bias terms", y: { name: "", log: true }, fields: { epsilon_norm: "ε, model variance", omega_norm: "ω, data variance" } },
 ];
 // Side by side there is one chart for each of these, and one line for each run.
@@ -23,13 +23,13 @@ const COMPARED = [
   { title: "Accuracy after gossip", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_after_gossip" },
   { title: "Test loss, averaged model", y: { name: "" }, field: "loss" },
   { title: "Distance between agents", y: { name: "", log: true }, field: "consensus_distance" },
-  { title: "Sent by each agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, field: "bytes" },
+  { title: "MB sent per agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, field: "bytes" },
   { title: "ε, model variance", y: { name: "", log: true }, field: "epsilon_norm" },
   { title: "ω, data variance", y: { name: "", log: true }, field: "omega_norm" },
 ];
 const AXES = {
   epoch: { name: "epoch", of: (run) => run.x },
-  megabytes: { name: "MB sent by each agent", of: (run) => column(run, "bytes")?.map((b) => b / 1e6) },
+  megabytes: { name: "MB sent per agent", of: (run) => column(run, "bytes")?.map((b) => b / 1e6) },
   seconds: { name: "seconds of training", of: (run) => run.fields.seconds },
 };
 
@@ -99,7 +99,7 @@ function connect() {
     show();
   });
   listen("series", (told) => {
-    take(known(told.id), told);
+    Object.assign(known(told.id), told);
     show();
   });
   source.onerror = () => {
@@ -108,23 +108,8 @@ function connect() {
 }
 
 function known(id) {
-  if (!runs.has(id)) runs.set(id, { id, x: [], fields: {}, frames: [], latest: null, records: 0 });
+  if (!runs.has(id)) runs.set(id, { id, x: [], fields: {}, frames: [], records: 0 });
   return runs.get(id);
-}
-
-/** Puts what is new behind what is known. */
-function take(run, told) {
-  const points = told.stride === 1 ? 1 : 2;
-  const kept = told.from * points;
-  run.x = [...run.x.slice(0, kept), ...told.x];
-  const fields = {};
-  for (const [name, values] of Object.entries(told.fields)) {
-    fields[name] = [...(run.fields[name] ?? []).slice(0, kept), ...values];
-  }
-  run.fields = fields;
-  run.frames = [...run.frames.slice(0, told.frames.from), ...told.frames.new];
-  run.latest = told.frames.latest;
-  for (const name of ["records", "stride", "damaged", "damaged_lines", "read", "size", "behind"]) run[name] = told[name];
 }
 
 // ---- the list
@@ -162,8 +147,8 @@ function drawList() {
   keyed(list, [...groups], ([name]) => `group ${name}`, makeGroup, drawGroup);
   if (!order.length) {
     list.replaceChildren(
-      make("p", { className: "faint" }, about.there ? "No runs here yet." : `${about.root} is not there yet.`),
-      make("p", { className: "faint" }, "Start one, and it appears: ", make("code", {}, "parley train")),
+      make("p", { className: "faint" }, about.there ? "No runs here yet." : `${about.root} does not exist yet.`),
+      make("p", { className: "faint" }, "Start one, and it will appear here: ", make("code", {}, "parley train")),
     );
   } else if (!shown.length) {
     list.replaceChildren(make("p", { className: "faint" }, "No run matches."));
@@ -400,15 +385,14 @@ function troubles(id) {
   const row = rows.get(id);
   const run = runs.get(id);
   const found = [];
-  if (!row) found.push(order.length || heard ? "This run is not there (any more)." : "");
-  if (row?.state === "died") found.push(`It died: ${row.why}. The same command with --resume goes on from its last checkpoint.`);
+  if (!row) found.push(order.length || heard ? "This run does not exist (any more)." : "");
+  if (row?.state === "died") found.push(`It died: ${row.why}. The same command with --resume continues from its last checkpoint.`);
   if (row?.state === "failed") found.push(`It failed: ${row.why}`);
   if (row?.note) found.push(row.note);
   if (run?.damaged) {
     const which = `${run.damaged_lines.join(", ")}${run.damaged > run.damaged_lines.length ? ", …" : ""}`;
-    found.push(`${plural(run.damaged, "damaged line")} of records.jsonl passed over (${which}).`);
+    found.push(`${plural(run.damaged, "damaged line")} of records.jsonl skipped (${which}).`);
   }
-  if (run?.behind) found.push(`Reading its records: ${Math.floor((100 * run.read) / run.size)} % of ${Math.round(run.size / 1e6)} MB.`);
   return found.filter(Boolean);
 }
 
@@ -436,7 +420,7 @@ const TILES = {
   "after gossip": (r) => percent(r.accuracy_after_gossip),
   "test loss": (r) => parley.number(r.loss),
   "distance": (r) => parley.number(r.consensus_distance),
-  "sent by each": (r) => parley.number((r.bytes_models + r.bytes_cross_gradients) / 1e6, "MB"),
+  "sent per agent": (r) => parley.number((r.bytes_models + r.bytes_cross_gradients) / 1e6, "MB"),
 };
 
 function alone(key) {
@@ -448,7 +432,7 @@ function alone(key) {
   const trouble = notes();
   const values = Object.fromEntries(Object.keys(TILES).map((name) => [name, make("dd")]));
   const tiles = make("dl", { className: "tiles" }, ...Object.entries(values).map(([name, dd]) => make("div", {}, make("dt", {}, name), dd)));
-  const graph = graphCard("Who agrees with whom", id);
+  const graph = graphCard("Distance of each agent from the mean", id);
   const cards = CURVES.map((curve) =>
     lineCard(curve.title, () => ({
       y: curve.y,
@@ -473,7 +457,7 @@ function alone(key) {
     graph.update();
     cards.forEach((c) => c.update());
     const { records, stride, about: told } = run();
-    setText(thinned, stride > 1 ? `${plural(records, "record")}; curves show the lowest and the highest of every ${stride}.` : "");
+    setText(thinned, stride > 1 ? `${plural(records, "record")}; curves show one in ${stride}.` : "");
     if (told && table.told !== told) {
       table.told = told;
       const { algorithm, ...options } = told.options;
@@ -533,7 +517,7 @@ function sideBySide(key) {
         setText(th, name);
         th.title = id;
         state.firstChild.className = `state ${row?.state ?? ""}`;
-        setText(state.firstChild, row ? `${row.state}${row.state === "running" && row.left !== null ? `, ${duration(row.left)} left` : ""}` : "not there");
+        setText(state.firstChild, row ? `${row.state}${row.state === "running" && row.left !== null ? `, ${duration(row.left)} left` : ""}` : "missing");
         setText(epoch, `${row?.last.epoch ?? 0} of ${row?.epochs ?? "?"}`);
         Object.values(TILES).forEach((tile, k) => setText(cells[k], tile(row?.last ?? {})));
       },
@@ -548,7 +532,7 @@ function sideBySide(key) {
   return { key, update, dispose: () => [...cards, ...graphs].forEach((part) => part.dispose()) };
 }
 
-// ---- the graph: colour is the distance to the mean, moving dots are what is sent
+// ---- the graph: colour is the distance to the mean, moving dots are messages
 
 function graphCard(title, id) {
   const { element, body } = card(title, "graph");
@@ -564,10 +548,6 @@ function graphCard(title, id) {
   let follow = true;
   let timer = null;
   const run = () => known(id);
-  const frames = () => {
-    const { frames: kept, latest } = run();
-    return latest && kept.at(-1)?.epoch !== latest.epoch ? [...kept, latest] : kept;
-  };
   const stop = () => {
     clearInterval(timer);
     timer = null;
@@ -599,7 +579,7 @@ function graphCard(title, id) {
     const graph = run().about?.graph;
     element.hidden = !graph?.positions.length;
     if (element.hidden) return;
-    const all = frames();
+    const all = run().frames;
     slider.max = Math.max(0, all.length - 1);
     if (follow) slider.value = slider.max;
     const frame = all[Number(slider.value)];
@@ -630,9 +610,10 @@ const shade = (distance, { low, high }) => Math.max(0, Math.log(Math.max(distanc
 function inWords(graph, frame) {
   const count = graph.positions.length;
   const distances = frame?.distance_agents;
-  if (!distances) return `${count} agents and who talks with whom.`;
-  const far = distances.indexOf(Math.max(...distances));
-  const near = distances.indexOf(Math.min(...distances));
+  if (!distances) return `${count} agents and the edges between them.`;
+  const present = distances.filter(Number.isFinite); // absent agents have none
+  const far = distances.indexOf(Math.max(...present));
+  const near = distances.indexOf(Math.min(...present));
   return (
     `${count} agents at epoch ${frame.epoch}. Farthest from the mean is agent ${far} ` +
     `(${parley.number(distances[far])}), nearest agent ${near} (${parley.number(distances[near])}).`

@@ -4,7 +4,7 @@ const { charts } = JSON.parse(document.getElementById("parley-data").textContent
 
 for (const element of document.querySelectorAll("[data-chart]")) {
   const description = charts[element.dataset.chart];
-  parley.results.draw(element, description);
+  parley.draw(element, description);
   if (description.classes) classKey(element, description.classes);
 }
 

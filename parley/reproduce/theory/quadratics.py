@@ -1,12 +1,4 @@
-"""The paper's convergence theory: Theorem 1's step sizes, and its lemmas and rate on quadratics.
-
-Theorem 1 needs a step size η with
-
-    (1 - β)² / (βL)  <  η  ≤  [√(4s² + 6s(1 - β)²) - 2s] / (6L),    s = 1 - √ρ,
-
-and there is none: the upper end is at most (1 - β)² / (4L), because √(a² + b) ≤ a + b/(2a), while
-the lower end is at least (1 - β)² / L, four times that. The lower end comes from asking for C1 > 0,
-with which the bound is divided.
+"""The lemmas and the rate, checked where everything that they speak of is known.
 
 The lemmas are checked on quadratics, f_i(x) = ½ (x - b_i)ᵀ A_i (x - b_i) with a diagonal A_i, where
 everything that they speak of is known. An agent's samples are noisy copies of b_i, and NGC is the
@@ -18,13 +10,10 @@ Axes: N agents, K steps, D parameters, n samples of an agent.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -32,112 +21,13 @@ from parley.algorithms import NGC
 from parley.compute.engine import Engine
 from parley.compute.task import Task
 from parley.data import Batch, Batches, Samples, Transform
-from parley.errors import BadValue
-from parley.graphs import Topology, full, ring, torus
+from parley.graphs import Topology, ring
 from parley.neighbourhood import Neighbourhood
-from parley.results import draw
+from parley.reproduce.theory.bounds import root_rho
 from parley.wire.placement import spread
 from parley.wire.transport import Local
 
 Values = NDArray[np.float64]
-
-WHY_EMPTY = (
-    "empty for every graph, L and β: the upper end is at most (1-β)²/(4L), "
-    "the lower end at least (1-β)²/L"
-)
-
-
-def root_rho(topology: Topology) -> float:
-    """√ρ: the second largest modulus of an eigenvalue of the weights.
-
-    >>> round(root_rho(ring(5)), 4), root_rho(full(4))
-    (0.5393, 0.0)
-    """
-    return 1 - topology.spectral_gap
-
-
-@dataclass(frozen=True)
-class StepSizes:
-    """The interval of Theorem 1.
-
-    >>> sizes = StepSizes.of(ring(10), smoothness=1.0, momentum=0.9)
-    >>> print(f"{sizes.lower:.5f} {sizes.upper:.5f} {sizes.empty}")
-    0.01111 0.00243 True
-    """
-
-    lower: float
-    """η must be larger."""
-    upper: float
-    """η must not be larger."""
-    cap: float
-    """What the upper end never exceeds, whatever the graph: (1 - β)² / (4L)."""
-
-    @classmethod
-    def of(cls, topology: Topology, smoothness: float, momentum: float) -> "StepSizes":
-        """For a graph, L and β."""
-        _check(smoothness, momentum)
-        square, s = (1 - momentum) ** 2, 1 - root_rho(topology)
-        upper = (math.sqrt(4 * s * s + 6 * s * square) - 2 * s) / (6 * smoothness)
-        lower = square / (momentum * smoothness) if momentum else math.inf
-        return cls(lower, upper, square / (4 * smoothness))
-
-    @property
-    def empty(self) -> bool:
-        """Whether no step size fits."""
-        return self.lower >= self.upper
-
-
-class Constants(NamedTuple):
-    """C1 to C5 of Theorem 1. C2 to C5 are divided by C1, which has to be positive."""
-
-    c1: float
-    c2: float
-    c3: float
-    c4: float
-    c5: float
-
-    @classmethod
-    def of(cls, lr: float, smoothness: float, momentum: float) -> "Constants":
-        """For η, L and β (above 0: C1 and C3 divide by it).
-
-        >>> Constants.of(lr=0.1, smoothness=1.0, momentum=0.9).c1 > 0  # above the upper end, too
-        True
-        """
-        _check(smoothness, momentum)
-        if not lr > 0:
-            raise BadValue("lr", lr, "a number above 0")
-        if not momentum:
-            raise BadValue("momentum", momentum, "a number above 0", "the constants divide by it")
-        η, L, β = lr, smoothness, momentum
-        rest = 1 - β
-        c1 = (η / rest - rest / (β * L)) / 2
-        if not c1:
-            return cls(0.0, math.inf, math.inf, math.inf, math.inf)
-        return cls(
-            c1,
-            (β * L * η**2 / (2 * rest**3) + η**2 * L / rest**2) / c1,
-            rest * L / (2 * β) / c1,
-            η**2 * β * L / (2 * rest**3) / c1,
-            η * L**2 / (2 * rest) / c1,
-        )
-
-    def bound(
-        self, lr: float, momentum: float, topology: Topology, steps: int,
-        gap: float, sigma: float, zeta: float,
-    ) -> float:  # fmt: skip
-        """The right side of Theorem 1, for F(x₀) - F* = `gap`. It bounds nothing: see WHY_EMPTY."""
-        η, rest, s = lr, 1 - momentum, 1 - root_rho(topology)
-        noise = sigma**2 / topology.agents + zeta**2
-        first = gap / (self.c1 * steps)
-        second = (10 * self.c2 + 10 * self.c3 * (η * momentum) ** 2 / rest**4 + 4 * self.c4) * noise
-        return first + second + self.c5 * 14 * η**2 * (sigma**2 + zeta**2) / (rest * s) ** 2
-
-
-def _check(smoothness: float, momentum: float) -> None:
-    if not 0 < smoothness < math.inf:
-        raise BadValue("smoothness", smoothness, "a number above 0")
-    if not 0 <= momentum < 1:
-        raise BadValue("momentum", momentum, "a number from 0 to below 1")
 
 
 class Point(nn.Module):
@@ -393,88 +283,3 @@ def slope(found: Sequence[Rate]) -> float:
     """
     across = np.log([rate.agents * rate.steps for rate in found])
     return round(float(np.polyfit(across, np.log([rate.value for rate in found]), 1)[0]), 6)
-
-
-def picture(path: str | Path, quick: bool = False) -> Path:
-    """Four panels: the empty interval, Lemma 1, the consensus error, the rate."""
-    out = draw.checked_path(path)
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    panels = figure.subplots(2, 2)
-    _draw_interval(panels[0, 0])
-    _draw_lemma_1(panels[0, 1], steps=20 if quick else 100)
-    _draw_consensus(panels[1, 0], steps=60 if quick else 300)
-    _draw_rate(panels[1, 1], (64, 128) if quick else (125, 250, 500, 1000, 2000))
-    for axes in panels.flat:
-        axes.grid(color="#E3E7EB", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-    return draw.save(figure, out)
-
-
-def _draw_interval(axes: Axes) -> None:
-    β_P = np.linspace(0.02, 0.98, 97)
-    lower = [StepSizes.of(ring(10), 1.0, float(β)).lower for β in β_P]
-    axes.plot(β_P, lower, color=draw.INK, label="η must be above")
-    graphs = {"full, 10": full(10), "torus, 20": torus(20), "ring, 10": ring(10)}
-    for colour, (name, graph) in zip(draw.LINES, graphs.items(), strict=False):
-        upper = [StepSizes.of(graph, 1.0, float(β)).upper for β in β_P]
-        axes.plot(β_P, upper, color=colour, label=f"and at most: {name}")
-    axes.plot(β_P, (1 - β_P) ** 2 / 4, color=draw.EDGE, ls=":", label="(1-β)²/(4L), for any graph")
-    axes.set_yscale("log")
-    axes.set_title("Theorem 1's step sizes: there are none", loc="left", fontsize=11)
-    axes.set_xlabel("momentum β")
-    axes.set_ylabel("η · L")
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _draw_lemma_1(axes: Axes, steps: int) -> None:
-    agents = (4, 6, 8, 12, 20, 32)
-    for colour, zeta in zip(draw.LINES, (0.0, 1.0), strict=False):
-        bound, one, mean = [], [], []
-        for n in agents:
-            problem = Quadratics.draw(n, heterogeneity=zeta, noise=0.5, curvature_spread=zeta / 2)
-            found = lemmas(problem, ring(n), steps, lr=0.1, runs=3)
-            bound.append(found.mean_difference.right_K[-1])
-            one.append(found.each_difference.left_K[-1])
-            mean.append(found.mean_difference.left_K[steps // 2 :].mean())
-        words = "heterogeneous" if zeta else "ζ = 0"
-        axes.plot(agents, bound, color=colour, ls="--", label=f"{words}: bound")
-        axes.plot(agents, one, "o-", color=colour, ms=4, label=f"{words}: one agent")
-        if zeta:  # else it is 0, up to rounding
-            axes.plot(agents, mean, "s-", color=colour, ms=4, label=f"{words}: mean over agents")
-    axes.set_yscale("log")
-    axes.set_title("Lemma 1: the mean of g̃ - g, and one agent's", loc="left", fontsize=11)
-    axes.set_xlabel("agents on a ring")
-    axes.set_ylabel("expected square")
-    axes.legend(frameon=False, fontsize=8, loc="center right")
-
-
-def _draw_consensus(axes: Axes, steps: int) -> None:
-    problem = Quadratics.draw(10, heterogeneity=1.0, noise=0.5)
-    for colour, momentum in zip(draw.LINES, (0.0, 0.9), strict=False):
-        found = lemmas(problem, ring(10), steps, lr=0.02, momentum=momentum).consensus
-        axes.plot(found.right_K, color=colour, ls="--", label=f"β = {momentum:g}: bound")
-        axes.plot(found.left_K, color=colour, label=f"β = {momentum:g}: NGC")
-    axes.set_yscale("log")
-    axes.set_title("Lemma 2: consensus error, ring of 10", loc="left", fontsize=11)
-    axes.set_xlabel("step")
-    axes.set_ylabel("sum over steps of the mean ‖x - x̄‖²")
-    axes.legend(frameon=False, fontsize=8)
-
-
-def _draw_rate(axes: Axes, steps: Sequence[int]) -> None:
-    found = []
-    for colour, n in zip(draw.LINES, (4, 16), strict=False):
-        mine = list(rates([n], steps))
-        found += mine
-        across = [r.agents * r.steps for r in mine]
-        axes.plot(across, [r.value for r in mine], "o-", color=colour, label=f"ring of {n}")
-    across = sorted(r.agents * r.steps for r in found)
-    first = min(found, key=lambda r: r.agents * r.steps)
-    line = [first.value * math.sqrt(across[0] / a) for a in across]
-    axes.plot(across, line, ls=":", color=draw.EDGE, label="1/√(NK)")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(f"Corollary 1's rate: exponent {slope(found):.2f}", loc="left", fontsize=11)
-    axes.set_xlabel("agents times steps, NK")
-    axes.set_ylabel("mean of ‖∇F(x̄)‖²")
-    axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,163 @@
+"""The records of a run as they come: new bytes are read, and a bounded number of records is kept.
+
+A page gets whole series. Runs have at most some thousands of records; of longer ones every second,
+fourth, ... record is kept, and always the last.
+"""
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from parley.training.record import EACH_AGENT, Record, number, parse_record
+
+MOST = 4000
+"""Records of which the numbers are kept."""
+FIELDS = 48
+"""Numbers of a record that are kept."""
+FRAMES = 240
+"""Records of which single agents' numbers are kept; the page plays them one after another."""
+NUMBERS = 40_000
+"""Numbers of single agents that are kept in all, about."""
+LONGEST = 16 << 20
+"""Bytes; a line that is longer is no record."""
+READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""No link is followed, and no pipe waited for, where the system can tell them."""
+SEEN = 64
+"""Bytes before the new ones that are read again, to see whether the file is still the same."""
+
+T = TypeVar("T")
+
+
+class Strided(Generic[T]):
+    """Every `stride`-th of many things, and the last; the stride doubles when they are too many.
+
+    >>> few = Strided[int](most=4)
+    >>> for k in range(10):
+    ...     few.add(k)
+    >>> few.all(), few.stride
+    ([0, 4, 8, 9], 4)
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.count = 0
+        self.stride = 1
+        self._kept: list[T] = []
+        self._last: T | None = None
+
+    def add(self, thing: T) -> None:
+        """One more."""
+        if self.count % self.stride == 0:
+            self._kept.append(thing)
+        self.count += 1
+        self._last = thing
+        while len(self._kept) > self.most:
+            self._kept = self._kept[::2]
+            self.stride *= 2
+
+    def all(self) -> list[T]:
+        """What is kept, in order."""
+        whole = self._last is None or (self.count - 1) % self.stride == 0
+        return self._kept if whole or self._last is None else [*self._kept, self._last]
+
+
+class Series:
+    """The records of one run, as far as they have been read."""
+
+    def __init__(self, run: str, path: Path) -> None:
+        self.run = run
+        self.path = path
+        self.bytes_read = 0
+        """All bytes that were ever read, for those who want to know what looking costs."""
+        self._lock = threading.Lock()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._told: dict[str, Any] | None = None
+        self._offset = self._lines = 0
+        self._rows: Strided[dict[str, float]] = Strided(MOST)
+        self._frames: Strided[dict[str, Any]] = Strided(FRAMES)
+        self._damaged = 0
+        self._damaged_lines: list[int] = []
+        self._seen = b""
+        self._inode = -1
+
+    def told(self) -> dict[str, Any]:
+        """Everything that a page draws; the same object as before if nothing is new."""
+        with self._lock:
+            self._read()
+            if self._told is None:
+                rows = self._rows.all()
+                names = list(dict.fromkeys(name for row in rows for name in row))[:FIELDS]
+                self._told = {
+                    "id": self.run,
+                    "records": self._rows.count,
+                    "stride": self._rows.stride,
+                    "x": [row["epoch"] for row in rows],
+                    "fields": {name: [row.get(name) for row in rows] for name in names},
+                    "frames": self._frames.all(),
+                    "damaged": self._damaged,
+                    "damaged_lines": self._damaged_lines,
+                }
+            return self._told
+
+    def _read(self) -> None:
+        """What has come since the last time."""
+        try:
+            # Not through a link: it could lead out of the folder.
+            descriptor = os.open(self.path, READ_ONLY)
+        except OSError:
+            if self._offset:
+                self._start_over()
+            return
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                return
+            if self._inode not in (-1, about.st_ino) or about.st_size < self._offset:
+                self._start_over()
+            self._inode = about.st_ino
+            file.seek(self._offset - len(self._seen))
+            before = file.read(len(self._seen))
+            self.bytes_read += len(before)
+            if before != self._seen:
+                self._start_over()
+                self._inode = about.st_ino
+                file.seek(0)
+            while line := file.readline(LONGEST):
+                self.bytes_read += len(line)
+                if not line.endswith(b"\n") and len(line) < LONGEST:
+                    break  # still being written
+                self._offset += len(line)
+                self._seen = (self._seen + line)[-SEEN:]
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        self._told = None
+        self._lines += line.endswith(b"\n")
+        record = parse_record(line)
+        if record is None:
+            self._damaged += 1
+            if len(self._damaged_lines) < 5:
+                self._damaged_lines.append(self._lines + (not line.endswith(b"\n")))
+            return
+        row = {name: found for name, v in record.items() if (found := number(v)) is not None}
+        self._rows.add({name: float(f"{found:.6g}") for name, found in row.items()})
+        if frame := _frame(record):
+            size = sum(len(frame[name]) for name in EACH_AGENT if name in frame)
+            self._frames.most = min(FRAMES, max(16, NUMBERS // size))
+            self._frames.add(frame)
+
+
+def _frame(record: Record) -> dict[str, Any] | None:
+    """What single agents did; an absent agent has None."""
+    found = {name: record.get(name) for name in EACH_AGENT if _is_row(record.get(name))}
+    return {"epoch": record["epoch"], **found} if found else None
+
+
+def _is_row(values: object) -> bool:
+    if not isinstance(values, list) or all(v is None for v in values):
+        return False
+    return all(v is None or number(v) is not None for v in values)

@@ -1,0 +1,190 @@
+"""The runs of presets below a results folder, as results to compare with the paper's."""
+
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from parley.errors import BadValue, ParleyError
+from parley.reproduce.campaign import read_experiment, version_of
+from parley.reproduce.presets import (
+    Preset,
+    Reduction,
+    presets,
+    variant_name,
+    variant_words,
+    variants,
+)
+from parley.results.read import walk
+from parley.store.folder import EXPERIMENT, RunFolder
+from parley.sweep.compare import DIVERGED_FILE
+from parley.training.record import Record, value
+from parley.version import __version__
+
+ACCURACIES = {
+    "accuracy_after_gossip": "after gossip",
+    "accuracy_mean_model": "averaged model",
+    "accuracy_own": "own models",
+}
+"""What is compared. The first is the protocol of the paper's tables (older code of its authors)."""
+SMALLER = 0.95
+"""Steps of an epoch, relative to the paper's, below which a run counts as one on less data."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What there is of one preset in one form: a variant, whole or reduced."""
+
+    preset: Preset
+    variant: str
+    reduction: Reduction
+    runs: Mapping[int, Sequence[Record]]
+    """All records of every finished run, by seed."""
+    unfinished: Sequence[str] = ()
+    """For example ``seed 2 at epoch 40``, or why a run failed."""
+
+    @property
+    def ends(self) -> Sequence[Record]:
+        """The last record of every finished run."""
+        return [records[-1] for records in self.runs.values()]
+
+    @property
+    def is_ablation(self) -> bool:
+        """Whether it is as run but for some choices."""
+        return "-but-" in self.variant
+
+    @property
+    def mark(self) -> str:
+        """In what it is not the paper's run; empty if in nothing."""
+        parts = [self.reduction.words(self.preset.epochs)] if self.reduction else []
+        if self.ends and self.reduction.fraction is None:
+            steps = self.ends[0]["step"] / self.ends[0]["epoch"]
+            share = steps / self.preset.steps_per_epoch
+            if share < SMALLER:
+                parts.append(f"{share:.0%} of the paper's steps per epoch")
+        return ", ".join(parts)
+
+    @property
+    def share(self) -> float:
+        """How much of the paper's training it is."""
+        epochs = self.reduction.epochs or self.preset.epochs
+        return epochs / self.preset.epochs * (self.reduction.fraction or 1.0)
+
+    def mean(self, name: str) -> float:
+        """Over seeds, in percent."""
+        return statistics.fmean(self._percents(name))
+
+    def std(self, name: str) -> float | None:
+        """Over seeds (n - 1), in percent; None with one seed."""
+        values = self._percents(name)
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    def _percents(self, name: str) -> list[float]:
+        return [100 * found for end in self.ends if (found := value(end, name)) is not None]
+
+    def deviation(self, name: str) -> float | None:
+        """How far ours is above the paper's mean, in units of the paper's std."""
+        if not self.ends or self.preset.paper is None:
+            return None
+        return (self.mean(name) - self.preset.paper.accuracy) / self.preset.paper.std
+
+
+@dataclass(frozen=True)
+class Found:
+    """Everything below a results folder."""
+
+    results: Sequence[Result]
+    refused: Sequence[str] = field(default=())
+    """Folders that were left out, each with the reason."""
+
+
+def collect(out: Path) -> Found:
+    """Reads all runs of presets below `out`."""
+    if not out.is_dir():
+        raise BadValue("out", str(out), "a folder with results", "there is none")
+    forms: dict[Path, list[Path]] = {}
+    for run in walk(out):
+        if run is not None and run.name.startswith("seed-") and (run / EXPERIMENT).is_file():
+            forms.setdefault(run.parent, []).append(run)
+    results, refused = [], []
+    for preset in presets().values():
+        for form in sorted(form for form in forms if form.parent == out / preset.folder):
+            try:
+                variant, reduction = parse_form(form.name)
+                results.append(_result(preset, variant, reduction, forms[form]))
+            except ParleyError as error:
+                refused.append(f"{form}: {error}")
+    return Found([r for r in results if r.ends or r.unfinished], refused)
+
+
+def parse_form(name: str) -> tuple[str, Reduction]:
+    """A variant and a reduction from a folder's name.
+
+    >>> parse_form("as-run-20-epochs-0.1-data")
+    ('as-run', Reduction(epochs=20, fraction=0.1))
+    """
+    match = re.fullmatch(r"(as-[a-z,-]+?)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
+    if not match:
+        raise BadValue("folder", name, ", ".join(variants()) + ", or one of them reduced")
+    variant, epochs, fraction = match.groups()
+    return variant_name(variant), Reduction(
+        int(epochs) if epochs else None, float(fraction) if fraction else None
+    )
+
+
+def _result(preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[Path]) -> Result:
+    runs, unfinished = {}, []
+    for path in sorted(seeds, key=_seed):
+        folder, experiment = RunFolder(path), read_experiment(path)
+        expected = preset.experiment(variant, reduction, seed=_seed(path))
+        differing = expected.same_as(experiment)
+        if differing:
+            version = version_of(path)
+            by = f", made by parley {version}" if version not in (None, __version__) else ""
+            raise ParleyError(
+                f"{path.name} holds another experiment than {preset.name}{by} "
+                f"(it differs in {', '.join(differing)})"
+            )
+        records = folder.records()
+        if folder.summary() is not None and records:
+            runs[_seed(path)] = records
+        elif (path / DIVERGED_FILE).exists():
+            reason = (path / DIVERGED_FILE).read_text(encoding="utf-8").strip()
+            unfinished.append(f"seed {_seed(path)}: {reason}")
+        else:
+            epoch = records[-1]["epoch"] if records else 0
+            unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
+    return Result(preset, variant, reduction, runs, unfinished)
+
+
+def _seed(path: Path) -> int:
+    digits = path.name.removeprefix("seed-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def with_variant(label: str, result: Result) -> str:
+    """The label of a result, with its variant where that is not as run."""
+    words = variant_words(result.variant)
+    return f"{label}, {words}" if words else label
+
+
+def title_of(result: Result) -> str:
+    """Variant and reduction, as they follow the name of a group."""
+    words = variant_words(result.variant)
+    title = f", {words}" if words else ""
+    return title + (f", reduced: {result.mark}" if result.mark else "")
+
+
+def grouped(results: Sequence[Result], table: str) -> Iterator[tuple[str, list[Result]]]:
+    """The results of a table, by what is compared; whole runs before reduced ones. Runs in which
+    one choice is another are compared apart."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        if result.preset.table == table and not result.is_ablation:
+            groups.setdefault(result.preset.group, []).append(result)
+    for group, members in groups.items():
+        yield (
+            group,
+            sorted(members, key=lambda r: (r.variant != "as-run", r.reduction.suffix, r.mark)),
+        )

@@ -1,0 +1,164 @@
+"""Seeds of one experiment as one group, and its curves: means over seeds, with their spread."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parley.algorithms import ALGORITHMS
+from parley.errors import ParleyError
+from parley.experiment import HOW, Experiment
+from parley.results.read import RecordedRun
+from parley.store.folder import EXPERIMENT
+from parley.training.record import Record, value
+
+NOT_COMPARED = {*HOW, "seed"}
+"""Fields in which runs of one group may differ."""
+
+Take = Callable[[Record], float | None]
+"""Takes a number out of a record, if it is there."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one experiment that differ in their seed only."""
+
+    label: str
+    runs: Sequence[RecordedRun]
+    experiment: Experiment | None = None
+    """Of the first run; None where this version does not understand it."""
+    note: str = ""
+    """Why it does not."""
+
+    @property
+    def first(self) -> RecordedRun:
+        """The one with the lowest seed."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[list[Record]]:
+        """The records of each run."""
+        return [run.records for run in self.runs]
+
+
+def group_seeds(runs: Sequence[RecordedRun]) -> list[Group]:
+    """Runs that differ in their seed only as one group, plain algorithms before involved ones.
+
+    Groups are called by their algorithm, and where that is not enough also by the options in
+    which they differ.
+    """
+    groups: dict[str, list[RecordedRun]] = {}
+    found: dict[str, Experiment | None] = {}
+    notes: dict[str, str] = {}
+    for run in runs:
+        experiment, note = _understood(run)
+        compared = experiment and experiment.model_dump_json(exclude=NOT_COMPARED)
+        key = compared or str(run.path)
+        groups.setdefault(key, []).append(run)
+        found.setdefault(key, experiment)
+        notes[key] = note
+    keys = sorted(groups, key=lambda key: _place(found[key]))
+    members = [sorted(groups[key], key=lambda run: run.seed) for key in keys]
+    experiments = [found[key] for key in keys]
+    names = _labels([runs[0] for runs in members], experiments)
+    return [
+        Group(name, runs, experiment, notes[key])
+        for name, runs, experiment, key in zip(names, members, experiments, keys, strict=True)
+    ]
+
+
+def _understood(run: RecordedRun) -> tuple[Experiment | None, str]:
+    if not run.options:
+        return None, ""
+    try:
+        return Experiment.of(**run.options), ""
+    except ParleyError as error:
+        return None, f"{EXPERIMENT} is not understood by this version: {error}"
+
+
+def _place(experiment: Experiment | None) -> int:
+    names = list(ALGORITHMS)
+    known = experiment is not None and experiment.algorithm.name in names
+    return names.index(experiment.algorithm.name) if known and experiment else len(names)
+
+
+def _labels(runs: Sequence[RecordedRun], experiments: Sequence[Experiment | None]) -> list[str]:
+    names = [
+        experiment.algorithm.label if experiment else run.path.name
+        for run, experiment in zip(runs, experiments, strict=True)
+    ]
+    flat = [_flat(experiment) for experiment in experiments]
+    labels = []
+    for name, mine in zip(names, flat, strict=True):
+        others = [other for its, other in zip(names, flat, strict=True) if its == name]
+        differing = [k for k in mine if any(mine[k] != other.get(k) for other in others)]
+        labels.append(" ".join([name, *(f"{k}={mine[k]}" for k in differing)]))
+    # Experiments that are not understood may share a folder's name.
+    return [
+        f"{label} ({run.path})" if labels.count(label) > 1 else label
+        for label, run in zip(labels, runs, strict=True)
+    ]
+
+
+def _flat(experiment: Experiment | None) -> dict[str, Any]:
+    if experiment is None:
+        return {}
+    fields: dict[str, Any] = experiment.model_dump(exclude=NOT_COMPARED)
+    inner = {name: found for name, found in fields.pop("algorithm").items() if name != "name"}
+    return {**fields, **inner}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A field over time: the mean over seeds, and one standard deviation (n - 1) to either side."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float] | None
+    """None where there is one seed only."""
+    high: list[float] | None
+    seeds: list[int]
+    """How many seeds have come this far, at each point."""
+
+
+def curve(
+    seeds: Iterable[Sequence[Record]], vertical: Take, horizontal: Take | None = None
+) -> Curve | None:
+    """The mean of several runs' records, or None where no record has it.
+
+    Seeds are averaged epoch by epoch over those that have come this far.
+    """
+    points: dict[float, list[tuple[float, float]]] = {}
+    for records in seeds:
+        for record in records:
+            epoch = float(record["epoch"])
+            x, y = epoch if horizontal is None else horizontal(record), vertical(record)
+            if x is not None and y is not None:
+                points.setdefault(epoch, []).append((x, y))
+    if not points:
+        return None
+    at = [points[epoch] for epoch in sorted(points)]
+    mean = [statistics.fmean(y for _, y in found) for found in at]
+    spread = [statistics.stdev(y for _, y in found) if len(found) > 1 else 0.0 for found in at]
+    several = any(len(found) > 1 for found in at)
+    return Curve(
+        x=[statistics.fmean(x for x, _ in found) for found in at],
+        mean=mean,
+        low=[m - s for m, s in zip(mean, spread, strict=True)] if several else None,
+        high=[m + s for m, s in zip(mean, spread, strict=True)] if several else None,
+        seeds=[len(found) for found in at],
+    )
+
+
+def field_of(name: str, factor: float = 1.0) -> Take:
+    """Takes a field out of a record, for `curve`.
+
+    >>> field_of("accuracy_own", 100)({"accuracy_own": 0.5})
+    50.0
+    """
+
+    def take(record: Record) -> float | None:
+        found = value(record, name)
+        return None if found is None else factor * found
+
+    return take

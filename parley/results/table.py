@@ -1,0 +1,84 @@
+"""One table: for a terminal, for a Markdown document, for a page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of cells.
+
+    >>> print(Table(["", "accuracy,\\n%"], [["NGC", "97.5"]]).markdown(), end="")
+    |  | accuracy, % |
+    | --- | ---: |
+    | NGC | 97.5 |
+    """
+
+    headings: Sequence[str]
+    """A line break in a heading is kept in terminals, where columns are narrow. Where all are empty
+    a terminal shows none."""
+    rows: Sequence[Sequence[str]]
+    words: frozenset[int] = frozenset({0})
+    """Columns of text, at the left, which may take several lines in a terminal. The others hold
+    figures, at the right and never broken."""
+    title: str = ""
+    notes: str = ""
+    """Shown below the table in a terminal."""
+
+    def terminal(self) -> RichTable:
+        """For `rich`; narrow, so that nine columns of figures fit into 80 characters."""
+        shown = RichTable(
+            title=Text(self.title) if self.title else None,
+            caption=Text(self.notes) if self.notes else None,
+            title_justify="left",
+            caption_justify="left",
+            show_header=any(self.headings),
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        for number, heading in enumerate(self.headings):
+            figures = number not in self.words
+            side = "right" if figures else "left"
+            shown.add_column(Text(heading), justify=side, no_wrap=figures, overflow="fold")  # type: ignore[arg-type]
+        for row in self.rows:
+            shown.add_row(*map(Text, row))
+        return shown
+
+    def markdown(self) -> str:
+        """For a document, without title and notes."""
+        rule = ["---" if number in self.words else "---:" for number in range(len(self.headings))]
+        lines = [self._one_line(), rule, *self.rows]
+        return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+    def html(self, label: str) -> str:
+        """For a page: the first cell of a row is its heading; wide tables scroll."""
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self._one_line())
+        body = "".join(
+            f'<tr><th scope="row">{escape(first)}</th>'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in rest)
+            + "</tr>"
+            for first, *rest in self.rows
+        )
+        return (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def _one_line(self) -> list[str]:
+        return [heading.replace("\n", " ") for heading in self.headings]
+
+
+def mean_and_spread(
+    mean: float, std: float | None, form: str = ".2f", form_of_std: str | None = None
+) -> str:
+    """A figure as tables have it, with its standard deviation where there are several seeds.
+
+    >>> mean_and_spread(97.531, 0.214), mean_and_spread(97.531, None, ".1f")
+    ('97.53 ± 0.21', '97.5')
+    """
+    return f"{mean:{form}}" + ("" if std is None else f" ± {std:{form_of_std or form}}")

@@ -1,0 +1,147 @@
+"""One evaluation of a run, a line of ``records.jsonl``: its type, and the one parser of the file.
+
+Needs nothing but the standard library: the dashboard reads records without torch.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Required, TypedDict, cast
+
+
+class Record(TypedDict, total=False):
+    """What is measured after an epoch, the same on every worker.
+
+    Only the epoch is certain: versions of Parley and settings of a run differ in what they record.
+    Fields that are not listed here are kept as they are. Accuracies are shares from 0 to 1.
+    """
+
+    epoch: Required[int]
+    """Epochs trained so far."""
+    step: int
+    """Steps taken so far."""
+    lr: float
+    """Learning rate in this epoch."""
+    test_samples: int
+    """Test samples that every model was evaluated on."""
+    test_samples_absent: int
+    """Test samples that left with their hosts; only where there are any."""
+    loss: float
+    """Test loss of the averaged model."""
+    loss_train: float
+    """Training loss of the agents' own models, mean over the epoch."""
+    accuracy_mean_model: float
+    """Test accuracy of the average of all models."""
+    accuracy_own: float
+    """Test accuracy of the agents' own models, mean over agents."""
+    accuracy_own_min: float
+    """Of the worst agent."""
+    accuracy_own_max: float
+    """Of the best agent."""
+    accuracy_after_gossip: float
+    """Test accuracy after further gossip rounds without training, mean over agents."""
+    accuracy_agents: list[float | None]
+    """Test accuracy of each agent's own model; None for an absent agent."""
+    consensus_distance: float
+    """Root mean square distance of the agents' models from their average."""
+    distance_agents: list[float | None]
+    """Distance of each agent's model from the average; None for an absent agent."""
+    bytes_models: float
+    """Bytes of models that an agent has sent so far, mean over agents."""
+    bytes_cross_gradients: float
+    """Bytes of cross-gradients that an agent has sent so far, mean over agents."""
+    epsilon_norm: float
+    """Norm of the model-variance bias ε; only with ``bias_norms``."""
+    omega_norm: float
+    """Norm of the data-variance bias ω; only with ``bias_norms``."""
+    seconds: float
+    """Time spent training so far, without evaluation."""
+    seconds_network: float
+    """Time the run would have taken so far on the simulated network; only with ``links``."""
+    gradients_per_second: float
+    """Sample gradients per second of all agents together."""
+    peak_memory_mb: float
+    """Peak memory of all worker processes together."""
+
+
+EACH_AGENT = ("accuracy_agents", "distance_agents")
+"""Fields of a record that are lists with a value for each agent."""
+
+
+class Parsed(NamedTuple):
+    """The records in a text, and the numbers of the lines that hold none."""
+
+    records: list[Record]
+    damaged: list[int]
+
+
+def parse_records(text: bytes) -> Parsed:
+    """All records in the order of the file.
+
+    A last line without its newline is still being written: neither a record nor damaged.
+
+    >>> parse_records(b'{"epoch": 1}\\nnonsense\\n{"epoch": 2}\\n{"epo')
+    Parsed(records=[{'epoch': 1}, {'epoch': 2}], damaged=[2])
+    """
+    records, damaged = [], []
+    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        record = parse_record(line)
+        if record is None:
+            damaged.append(number)
+        else:
+            records.append(record)
+    return Parsed(records, damaged)
+
+
+def parse_record(line: bytes) -> Record | None:
+    """The record in a line, or None if it holds none.
+
+    >>> parse_record(b'{"epoch": NaN}') is None, parse_record(b'{"loss": 1}') is None
+    (True, True)
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or number(found.get("epoch")) is None:
+        return None
+    return cast(Record, found)
+
+
+def latest_by_epoch(records: Sequence[Record]) -> list[Record]:
+    """In order of epochs; where an epoch occurs twice, the later line counts.
+
+    >>> latest_by_epoch([{"epoch": 2}, {"epoch": 1}, {"epoch": 2, "loss": 0.5}])
+    [{'epoch': 1}, {'epoch': 2, 'loss': 0.5}]
+    """
+    by_epoch = {record["epoch"]: record for record in records}
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def number(found: object) -> float | None:
+    """A finite number as a float; None for anything else.
+
+    >>> number(1), number(True), number(float("inf")), number(10**400), number("1")
+    (1.0, None, None, None, None)
+    """
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        return None
+    try:
+        return float(found) if math.isfinite(found) else None
+    except OverflowError:
+        return None
+
+
+def value(record: Mapping[str, Any] | Record, name: str) -> float | None:
+    """A field of a record, if it is there and a finite number.
+
+    >>> value({"epoch": 1, "loss": 0.5}, "loss"), value({"epoch": 1}, "loss")
+    (0.5, None)
+    """
+    return number(record.get(name))
+
+
+def sent_megabytes(record: Mapping[str, Any] | Record) -> float | None:
+    """What an agent has sent so far, in MB, if the record says so."""
+    models, gradients = value(record, "bytes_models"), value(record, "bytes_cross_gradients")
+    return None if models is None or gradients is None else (models + gradients) / 1e6
