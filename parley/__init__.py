@@ -42,8 +42,8 @@ if TYPE_CHECKING:
         SkewScout,
         SparsePush,
         SwarmSGD,
-        compose,
     )
+    from parley.algorithms.combinations import compose
     from parley.api import (
         Comparison,
         LoadedRun,
