@@ -184,7 +184,7 @@ def test_a_dataset_that_cannot_be_had(fails, monkeypatch, tmp_path):
 def test_labels_with_a_gap(fails, monkeypatch):
     digits = load("digits")
     kept = digits.train.take(np.flatnonzero(digits.train.targets.numpy() != 4))
-    monkeypatch.setattr("parley.data.sources.load", lambda *_: replace(digits, train=kept))
+    monkeypatch.setattr("parley.data.load", lambda *_: replace(digits, train=kept))
     assert "class 4 has no training sample" in fails("train")
     assert "class 4 has no training sample" in fails("data digits")
 

@@ -33,7 +33,7 @@ class Clock:
 def test_logs_get_plain_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "console", Console(file=io.StringIO(), force_terminal=False))
+    monkeypatch.setattr(progress, "console", Console(stderr=True, force_terminal=False))
     monkeypatch.setattr(progress, "time", Clock())
     with TrainingProgress(EXPERIMENT) as show:
         show(Started(10, ""))
