@@ -73,15 +73,15 @@ class Result:
 
     def mean(self, name: str) -> float:
         """Over seeds, in percent."""
-        return statistics.fmean(self._percents(name))
+        return 100 * statistics.fmean(self._shares(name))
 
     def std(self, name: str) -> float | None:
         """Over seeds (n - 1), in percent; None with one seed."""
-        values = self._percents(name)
+        values = [100 * share for share in self._shares(name)]
         return statistics.stdev(values) if len(values) > 1 else None
 
-    def _percents(self, name: str) -> list[float]:
-        return [100 * found for end in self.ends if (found := value(end, name)) is not None]
+    def _shares(self, name: str) -> list[float]:
+        return [found for end in self.ends if (found := value(end, name)) is not None]
 
     def deviation(self, name: str) -> float | None:
         """How far ours is above the paper's mean, in units of the paper's std."""

@@ -46,11 +46,6 @@ class RecordedRun:
         return seed if isinstance(seed, int) else 0
 
     @property
-    def label(self) -> str:
-        """The algorithm as people write it."""
-        return label(self.options, self.environment, self.summary) or self.path.name
-
-    @property
     def last(self) -> Record | dict[str, Any]:
         """The newest record; empty if there is none."""
         return self.records[-1] if self.records else {}

@@ -218,9 +218,8 @@ def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
     shown = Console(width=80, color_system=None)
     with shown.capture() as captured:
         shown.print(compare.table([row]).terminal())
-    assert "CompNGC  12.3 ± 1.2  12.3 ± 1.2  12.3 ± 1.2  0.123 ± 0.01   123.46      0.1" in (
-        captured.get()
-    )
+    line = "CompNGC 12.3 ± 1.2 12.3 ± 1.2 12.3 ± 1.2 0.123 ± 0.01 123.46 0.1"
+    assert line in " ".join(captured.get().split())
 
 
 # --- going on ---------------------------------------------------------------------------------
