@@ -10,6 +10,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
+from parley.cache import cache_folder
 from parley.compute import compiled as fused
 from parley.compute import dense as stacked
 from parley.compute import kernels
@@ -17,7 +18,7 @@ from parley.compute.compiled import FusedEngine
 from parley.compute.dense import StackedEngine
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
 from parley.compute.task import Task
-from parley.data import Batch, cache_folder
+from parley.data import Batch
 from parley.errors import unknown_name
 from parley.files import write_atomically
 

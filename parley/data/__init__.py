@@ -1,20 +1,10 @@
 """Samples, their transforms and sources, and who holds which of them."""
 
-from parley.data.sources import (
-    SOURCES,
-    Batch,
-    Batches,
-    Samples,
-    Transform,
-    cache_folder,
-    cut_own,
-    from_user,
-    hold_out,
-    joined,
-    load,
-    share_of,
-    steps_per_epoch,
-)
+from parley.data.batches import Batch, Batches, steps_per_epoch
+from parley.data.samples import Samples, cut_own, hold_out, joined, share_of
+from parley.data.sources import SOURCES, load
+from parley.data.transforms import Transform
+from parley.data.user import from_user
 
 __all__ = [
     "SOURCES",
@@ -22,7 +12,6 @@ __all__ = [
     "Batches",
     "Samples",
     "Transform",
-    "cache_folder",
     "cut_own",
     "from_user",
     "hold_out",

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parley.data import sources as data
-from parley.data.sources import Samples
+from parley.data.decode import Options
+from parley.data.samples import Samples, joined
+from parley.data.sources import load_own
+from parley.data.user import from_user
 from parley.errors import BadValue, ParleyError
 
 VALID = "a folder, a hub id owner/name, or module:function"
@@ -55,7 +57,7 @@ def load(
             because = f"agent {agent} lives here, and nobody has said where its data lie"
             raise BadValue("data_here", None, f"{agent}=PLACE with {VALID}", because)
     loaded = [_open(agent, places[agent], like, root, options, tokenizer) for agent in agents]
-    given = data.Options.of(options or {}).labels
+    given = Options.of(options or {}).labels
     names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
     fixed = bool(names)
     names = names or loaded[0].class_names
@@ -70,14 +72,14 @@ def load(
     for one in loaded:
         number = torch.tensor([names.index(c) for c in one.class_names])
         matched.append([_renumbered(part, number) for part in (one.train, one.test)])
-    samples = data.from_user([train for train, _ in matched], agents)
+    samples = from_user([train for train, _ in matched], agents)
     # Where classes are given there is a common test set too, perhaps of another size.
     tests = [t for _, t in matched if t is not None and len(t) and class_names is None]
     if tests:
         # The same kind of inputs as those that the models are trained on.
-        tests = data.from_user([samples[0], *tests])[1:]
+        tests = from_user([samples[0], *tests])[1:]
     empty = Samples(samples[0].inputs[:0], samples[0].targets[:0])
-    return Own(samples, data.joined([empty, *tests]), names)
+    return Own(samples, joined([empty, *tests]), names)
 
 
 def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
@@ -96,7 +98,7 @@ def _open(
     if not folder and re.fullmatch(r"[\w.]+:\w+", str(place)):
         return _call(agent, str(place))
     try:
-        found = data.load_own(place, like, root, options, tokenizer)
+        found = load_own(place, like, root, options, tokenizer)
     except ParleyError as error:
         if folder or re.fullmatch(r"[\w-]+/[\w.-]+", str(place)):
             raise
@@ -127,8 +129,8 @@ def _call(agent: int, place: str) -> _One:
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
         found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"
         raise wrong(found, "a dataset, or a dict of train, test and labels")
-    [train] = data.from_user([parts["train"]], [agent])
-    test = data.from_user([parts["test"]], [agent])[0] if parts.get("test") is not None else None
+    [train] = from_user([parts["train"]], [agent])
+    test = from_user([parts["test"]], [agent])[0] if parts.get("test") is not None else None
     most = max(int(part.targets.max()) for part in (train, test) if part is not None)
     names = tuple(map(str, parts.get("labels") or range(most + 1)))
     if most >= len(names):

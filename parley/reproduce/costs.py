@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from parley import data, models
+from parley import models
+from parley.cache import cache_folder
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
@@ -103,7 +104,7 @@ class Calibration:
     """
 
     def __init__(self) -> None:
-        self.path = data.cache_folder() / "gradients-per-second.json"
+        self.path = cache_folder() / "gradients-per-second.json"
         machine = f"{platform.machine()}, {os.cpu_count()} cores"
         self._here = f"{machine}, torch {torch.__version__}, parley {__version__}"
         self._speeds: dict[str, float] = {}

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from parley import models
+from parley.cache import cache_folder
 from parley.compute import choose as engines
 from parley.compute.engine import Engine, Pairs, Share
 from parley.compute.task import Task
-from parley.data import Batch, cache_folder
+from parley.data import Batch
 from parley.errors import BadValue
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from parley.cache import cache_folder
 from parley.data import Batches, Samples, Transform, from_user, load, own, steps_per_epoch
 from parley.data import sources as module
 from parley.errors import BadValue
@@ -438,7 +439,7 @@ def test_the_cache_is_used_and_rebuilt(tmp_path, monkeypatch):
     [cached] = (tmp_path / "cache").iterdir()
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_open", lambda *_: pytest.fail("the cache was not used"))
+        patch.setattr("parley.data.decode._open", lambda *_: pytest.fail("the cache was not used"))
         again = load(str(folder))
     assert torch.equal(again.train.inputs, first.train.inputs)
     assert (again.class_names, again.transform) == (first.class_names, first.transform)
@@ -462,12 +463,12 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
 
 def test_the_cache_folder(monkeypatch):
     monkeypatch.setenv("PARLEY_CACHE", "own")
-    assert module.cache_folder() == Path("own")
+    assert cache_folder() == Path("own")
     monkeypatch.delenv("PARLEY_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "xdg")
-    assert module.cache_folder() == Path("xdg/parley")
+    assert cache_folder() == Path("xdg/parley")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert module.cache_folder() == Path.home() / ".cache" / "parley"
+    assert cache_folder() == Path.home() / ".cache" / "parley"
 
 
 def test_unsuitable_folders(tmp_path):

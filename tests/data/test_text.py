@@ -14,7 +14,6 @@ from torch import nn
 from parley.compute import choose as engines
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform, from_user, load, own
-from parley.data import sources as data_module
 from parley.data import text as tokens
 from parley.errors import BadValue
 from parley.models import build, options
@@ -277,7 +276,7 @@ def test_weights_that_lack_the_encoder_are_refused(tiny, tmp_path):
 @pytest.mark.parametrize("name", ["bert-mini", "distilbert", "hf:folder"])
 def test_without_the_extra_the_error_names_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BadValue, match=r"it needs transformers.*pip install 'parley\[text\]'"):
+    with pytest.raises(BadValue, match=r"it needs transformers.*pip install 'parley-learning\[text\]'"):
         build(name, (16,), 4)
 
 
@@ -337,7 +336,7 @@ def test_texts_are_encoded_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("train", "encode"):
             patch.setattr(tokens, name, lambda *_: pytest.fail("the cache was not used"))
-        patch.setattr(data_module, "_open", lambda *_: pytest.fail("the cache was not used"))
+        patch.setattr("parley.data.decode._open", lambda *_: pytest.fail("the cache was not used"))
         again = load("ag_news", tmp_path, options)
         assert torch.equal(again.train.inputs, first.train.inputs)
         assert (again.class_names, again.transform) == (first.class_names, first.transform)
@@ -423,7 +422,7 @@ def test_tokenizers_that_cannot_be_had(tmp_path, no_network, monkeypatch):
         with pytest.raises(BadValue, match=f"^data.tokenizer: .*{message}"):
             load(news, options={"tokenizer": source})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(BadValue, match=r"it needs tokenizers.*pip install 'parley\[text\]'"):
+    with pytest.raises(BadValue, match=r"it needs tokenizers.*pip install 'parley-learning\[text\]'"):
         load(news)
 
 

@@ -21,7 +21,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void
 from functools import cache
 from pathlib import Path
 
-from parley.data import cache_folder
+from parley.cache import cache_folder
 
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
 # takes a quarter of the time to compile.

@@ -1,0 +1,151 @@
+"""Each agent's batches, step by step, the same on any number of workers.
+
+Axes: A agents hosted here, B samples of a batch."""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from parley.data.samples import AUGMENTATIONS, PERMUTATIONS, Samples, rng_of
+from parley.data.transforms import Transform
+from parley.errors import BadValue
+
+
+class Batch(NamedTuple):
+    """One step's samples of all agents hosted by a worker."""
+
+    inputs: Tensor  # [A, B, ...], normalised
+    targets: Tensor  # [A, B]
+    weights: Tensor  # [A, B]: 1/size for an agent's own samples, 0 for padding
+    sizes: tuple[int, ...]  # [A]: how many samples are not padding
+    agents: tuple[int, ...]  # [A]: their numbers on the graph
+    step: int
+
+
+class Batches:
+    """The batches of the agents hosted by one worker.
+
+    Each agent passes over its own samples again and again, in a new order each time; a pass ends
+    with a short batch when the batch size does not divide the number of samples. Agents with few
+    samples therefore start a new pass sooner than others.
+
+    >>> samples = Samples(torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 0]))
+    >>> batches = Batches([samples], agents=[7], batch=4, transform=Transform(), seed=0)
+    >>> [batches.at(step).sizes for step in range(4)]
+    [(4,), (1,), (4,), (1,)]
+    """
+
+    def __init__(
+        self,
+        samples_per_agent: Sequence[Samples],
+        agents: Sequence[int],
+        batch: int,
+        transform: Transform,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if batch < 1:
+            raise BadValue("batch", batch, "a whole number from 1")
+        if not samples_per_agent or len(samples_per_agent) != len(agents):
+            raise ValueError(f"{len(samples_per_agent)} datasets for {len(agents)} agents")
+        for agent, samples in zip(agents, samples_per_agent, strict=True):
+            if not len(samples):
+                raise BadValue("data", f"agent {agent}", "at least one sample for every agent")
+        # One tensor for all agents, so that one gather makes a step's inputs.
+        self.inputs = torch.cat([samples.inputs for samples in samples_per_agent]).to(device)
+        self.targets = torch.cat([samples.targets for samples in samples_per_agent]).to(device)
+        self.agents = tuple(agents)
+        self.batch = batch
+        self.transform = transform
+        self.seed = seed
+        self.dtype = dtype
+        self._stream: tuple[int, ...] = ()
+        self._length_A = np.array([len(samples) for samples in samples_per_agent])
+        self._start_A = np.cumsum(self._length_A) - self._length_A
+        self._batches_A = -(-self._length_A // batch)
+        # Every agent's samples in the order of its present pass, one agent after the other.
+        self._order = np.empty(len(self.inputs), np.int64)
+        self._order_of = np.split(self._order, self._start_A[1:])
+        self._pass_A = np.full(len(agents), -1)
+
+    def another(self, draw: int) -> "Batches":
+        """The same samples in other orders: batches that are independent of these."""
+        other = copy(self)
+        other._stream = (draw,)
+        other._order = np.empty_like(self._order)
+        other._order_of = np.split(other._order, self._start_A[1:])
+        other._pass_A = np.full_like(self._pass_A, -1)
+        return other
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step, whichever steps were asked for before."""
+        index_AB, size_A = self._indices(step)
+        agents, widest = index_AB.shape
+        index = torch.from_numpy(index_AB.reshape(-1)).to(self.inputs.device)
+        inputs = self.inputs.index_select(0, index)
+        sizes = tuple(size_A.tolist())
+        if self.transform.augments:
+            draws = [
+                _pad(self._draw(agent, step, size), widest)
+                for agent, size in zip(self.agents, sizes, strict=True)
+            ]
+            inputs = self.transform.augment(inputs, np.concatenate(draws))
+        inputs = self.transform.normalise(inputs, self.dtype)
+        weights = torch.from_numpy((np.arange(widest) < size_A[:, None]) / size_A[:, None])
+        return Batch(
+            inputs=inputs.reshape(agents, widest, *inputs.shape[1:]),
+            targets=self.targets.index_select(0, index).reshape(agents, widest),
+            weights=weights.to(self.inputs.device, self.dtype),
+            sizes=sizes,
+            agents=self.agents,
+            step=step,
+        )
+
+    def _indices(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where each agent's samples of a step are in the common tensor, and how many."""
+        pass_A, position_A = np.divmod(step, self._batches_A)
+        for slot in np.flatnonzero(pass_A != self._pass_A).tolist():
+            rng = self._rng(PERMUTATIONS, self.agents[slot], int(pass_A[slot]))
+            self._order_of[slot][:] = rng.permutation(len(self._order_of[slot]))
+            self._order_of[slot] += self._start_A[slot]
+        self._pass_A = pass_A
+        size_A = np.minimum(self._length_A - self.batch * position_A, self.batch)
+        first_A1 = (self._start_A + self.batch * position_A)[:, None]
+        next_B = np.arange(size_A.max())
+        place_AB = first_A1 + next_B
+        if size_A.min() < len(next_B):
+            # Padding repeats an agent's first sample: finite numbers, and weight 0.
+            place_AB = np.where(next_B < size_A[:, None], place_AB, first_A1)
+        return self._order[place_AB], size_A
+
+    def _draw(self, agent: int, step: int, n: int) -> NDArray[np.int64]:
+        height, width = self.inputs.shape[-2:]
+        return self.transform.draw(self._rng(AUGMENTATIONS, agent, step), n, (height, width))
+
+    def _rng(self, stream: int, agent: int, number: int) -> np.random.Generator:
+        return rng_of(self.seed, stream, agent, number, *self._stream)
+
+
+def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:
+    """Steps in which the agent with the most samples passes over them once.
+
+    >>> steps_per_epoch([10_000] * 5, 32)  # CIFAR-10, 5 agents
+    313
+    """
+    return _ceil_div(max(sizes), batch)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _pad(row: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    if len(row) == length:
+        return row
+    return np.concatenate([row, np.repeat(row[:1], length - len(row), axis=0)])

@@ -1,0 +1,411 @@
+"""Datasets of the Hugging Face layout, decoded into tensors, and the cache of those."""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from parley.cache import cache_folder
+from parley.data import hub
+from parley.data import text as tokens
+from parley.data.samples import Data, Samples
+from parley.data.transforms import Transform, standardise
+from parley.errors import BadValue, unknown_name
+
+
+@dataclass(frozen=True)
+class Source:
+    """A row of the table of datasets: where it comes from and what is done to its inputs."""
+
+    description: str
+    hub: str | None
+    """Its id on the Hugging Face hub, or None when it comes inside a package."""
+    transform: Transform | None = None
+    """None: normalise by mean and deviation of the training inputs."""
+    local: tuple[str, ...] = ()
+    """Folders below the data root to look in, in this order; none: the hub id."""
+    config: str | None = None
+    """Which of several variants on the hub."""
+    label: str = ""
+    """The column of classes; empty: the first."""
+    resize: int = 0
+    """Images are scaled until their shorter side has so many pixels, and cut to a central square;
+    0 to leave them as they are."""
+    test_crop: int = 0
+    """The side of that square in the test data; in the training data it is `resize`."""
+    enlarge: bool = False
+    """Whether that may be done to images that are all smaller than `test_crop`."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a dataset is read: `load`'s options."""
+
+    folder: str = ""
+    """Where a dataset with a name is read from instead of its own place: a stand-in for it."""
+    label: str = ""
+    """The column of classes; empty: the dataset's own, or the first."""
+    tokenizer: str = ""
+    """Of texts: train (made from the training texts), a folder with tokenizer.json or vocab.txt, or
+    a hub id; empty: the one that belongs to the model, or train."""
+    length: int = 128
+    """Of texts: tokens of each, the rest is cut off."""
+    vocabulary: int = 30_522
+    """Of texts: the most tokens that a tokenizer made from them has (BERT's number)."""
+    labels: str = ""
+    """Of agents' own data: the names of all classes, comma-separated, where an agent may lack some
+    of them."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Options":
+        """From a table of options, checked.
+
+        >>> Options.of({"lenght": 64})
+        Traceback (most recent call last):
+        parley.errors.BadValue: data: 'lenght' is not valid (did you mean 'length'?); valid: folder,
+        label, labels, length, tokenizer, vocabulary
+        """
+        known = {field.name: field for field in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise unknown_name("data", name, known)
+            if known[name].type is str and not isinstance(value, str):
+                raise BadValue(f"data.{name}", value, "text")
+            if known[name].type is int and (type(value) is not int or value < 4):
+                raise BadValue(f"data.{name}", value, "a whole number from 4")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `load` was asked to make of a dataset."""
+
+    source: Source
+    options: Options
+    given: tuple[str, ...] = ()  # the options that the user named
+    root: str | Path | None = None
+    tokenizer: str = tokens.TRAIN
+
+
+def load_folder(place: Path | str, looked: str, recipe: Recipe, needs_test: bool = True) -> Data:
+    """Images or texts with classes, decoded once and then read from the cache."""
+    name, source = str(place), recipe.source
+    # A folder's files tell whether it has changed: with a cached copy it need not be opened.
+    splits = None if isinstance(place, Path) else _open(place, looked, source.config)
+    key = _fingerprint(place) if isinstance(place, Path) else _hub_fingerprint(splits)
+
+    def opened() -> Any:
+        nonlocal splits
+        splits = splits or _open(place, looked, source.config)
+        return splits
+
+    prepared = [source.label, source.resize, source.test_crop]
+    cached = _cached(name, _digest([key, *prepared]) if any(prepared) else key)
+    data = _read_cache(cached, name)
+    if data is None:
+        # Whether it has texts is known without opening it when it was found to have some before.
+        texts = any(cached.parent.glob(_cached(name, f"{key}-text-*").name))
+        if texts or columns_of(_training(opened(), name), name, source.label).are_texts:
+            if recipe.tokenizer == tokens.TRAIN and not needs_test:
+                valid = "a folder or a hub id with a tokenizer for all of them"
+                raise BadValue("data.tokenizer", tokens.TRAIN, valid, f"{name} is one of several")
+            data = _load_texts(opened, name, key, recipe)
+        else:
+            data = _decode_splits(opened(), name, source)
+            _write_cache(cached, data)
+    if data.train.inputs.dtype == torch.uint8:
+        for option in ("tokenizer", "length", "vocabulary"):
+            if option in recipe.given:
+                raise BadValue("data", option, "folder, label", because=f"{name} has no texts")
+    if needs_test and not len(data.test):
+        raise BadValue("data", name, "a dataset with a test or a validation split")
+    return data
+
+
+def _cached(name: str, key: str) -> Path:
+    """Where a dataset's decoded copy is kept."""
+    slug = re.sub(r"\W+", "-", "-".join(Path(name).parts[-2:])).strip("-")
+    return cache_folder() / f"{slug}-{key}.safetensors"
+
+
+def _training(splits: Any, name: str) -> Any:
+    if "train" not in splits:
+        valid = "a dataset with a train split, and a test or a validation split"
+        raise BadValue("data", name, valid, because=f"it has {', '.join(splits)}")
+    return splits["train"]
+
+
+def _train_and_test(splits: Any, name: str) -> tuple[Any, Any]:
+    train = _training(splits, name)
+    return train, next((splits[s] for s in ("test", "validation") if s in splits), train.select([]))
+
+
+def _load_texts(opened: Callable[[], Any], name: str, key: str, recipe: Recipe) -> Data:
+    """Texts as numbers of tokens, encoded once for each tokenizer and length."""
+    length, size, chosen = recipe.options.length, recipe.options.vocabulary, recipe.tokenizer
+    label = recipe.source.label
+    trained = chosen == tokens.TRAIN
+    files = [] if trained else tokens.find(chosen, recipe.root)
+    identity = [tokens.TRAIN, size] if trained else [tokens.identity(files)]
+    cached = _cached(name, f"{key}-text-{_digest([*identity, length, label])}")
+    data = _read_cache(cached, name)
+    if data is not None:
+        return data
+    both = _train_and_test(opened(), name)
+    columns = columns_of(both[0], name, label)
+    targets = _targets(both, columns.label, name)
+    texts = [[text or "" for text in values_of(split, columns.inputs)] for split in both]
+    tokenizer = tokens.train(texts[0], size) if trained else tokens.read(files, chosen)
+    inputs = [tokens.encode(tokenizer, part, length) for part in texts]
+    class_names = tuple(both[0].features[columns.label].names)
+    data = Data(
+        name,
+        Samples(inputs[0], targets[0]),
+        Samples(inputs[1], targets[1]),
+        class_names,
+        Transform(),
+    )
+    _write_cache(cached, data)
+    return data
+
+
+def _decode_splits(splits: Any, name: str, source: Source) -> Data:
+    both = _train_and_test(splits, name)
+    columns = columns_of(both[0], name, source.label)
+    targets = _targets(both, columns.label, name)
+    inputs = decoded(both, columns.inputs, name, source)
+    return Data(
+        name=name,
+        train=Samples(inputs[0], targets[0]),
+        test=Samples(inputs[1], targets[1]),
+        class_names=tuple(both[0].features[columns.label].names),
+        transform=source.transform or standardise(inputs[0]),
+    )
+
+
+def _targets(both: Sequence[Any], label: str, name: str) -> list[Tensor]:
+    targets = [torch.tensor(list(values_of(split, label)), dtype=torch.int64) for split in both]
+    if not len(targets[0]):
+        raise BadValue("data", name, "at least one training sample")
+    for labels in targets:
+        if len(labels) and labels.min() < 0:
+            raise BadValue("data", name, "a class for every sample", because="some have none")
+    return targets
+
+
+class _Columns(NamedTuple):
+    inputs: str
+    label: str
+    are_texts: bool
+
+
+def columns_of(dataset: Any, name: str, label: str = "") -> _Columns:
+    """The first column of images or else of texts, and the named or first column of classes."""
+    features = dataset.features
+    images = [c for c, feature in features.items() if type(feature).__name__ == "Image"]
+    texts = [c for c, f in features.items() if "string" in str(getattr(f, "dtype", ""))]
+    classes = [c for c, feature in features.items() if type(feature).__name__ == "ClassLabel"]
+    if label:
+        classes = [c for c in classes if c == label]
+    if not (images or texts) or not classes:
+        has = ", ".join(f"{c}: {type(f).__name__}" for c, f in features.items())
+        valid = (
+            f"a dataset with an Image or a text column, and a ClassLabel column {label}".rstrip()
+        )
+        raise BadValue("data", name, valid, because=f"it has {has}")
+    return _Columns([*images, *texts][0], classes[0], not images)
+
+
+def decoded(
+    datasets: Sequence[Any], column: str, name: str, source: Source | None = None
+) -> list[Tensor]:
+    """The images of every dataset as uint8 [n, c, h, w]: grey if all are grey, else colour.
+
+    Those of the first are training images, which `source` may prepare in another size.
+    """
+    source = source or Source("", None)
+    sides = [source.resize, *[source.test_crop] * (len(datasets) - 1)]
+    largest = 0
+    decoded: list[list[NDArray[np.uint8]]] = []
+    for one, side in zip(datasets, sides, strict=True):
+        decoded.append([])
+        for encoded in values_of(one, column):
+            image = _image(encoded)
+            largest = max(largest, min(image.size))
+            decoded[-1].append(_pixels(_square(image, source.resize, side) if side else image))
+    if largest < source.test_crop and not source.enlarge:
+        small = f"its images are at most {largest} x {largest}"
+        valid = f"a copy with larger images in {(source.local or (source.hub,))[0]} of --data-root"
+        raise BadValue("data", name, f"{valid}, or data.folder = {name} to enlarge these", small)
+    channels = max((pixels.shape[2] for pixels in itertools.chain(*decoded)), default=1)
+    if not source.resize:
+        sizes = sorted({pixels.shape[:2] for pixels in itertools.chain(*decoded)})
+        if len(sizes) > 1:
+            some = ", ".join(f"{height} x {width}" for height, width in sizes[:3])
+            raise BadValue("data", name, "images of one size", because=f"it has {some}, ...")
+        default = sizes[0] if sizes else (1, 1)
+    tensors = []
+    for images, side in zip(decoded, sides, strict=True):
+        height, width = (side, side) if side else default
+        out = np.empty((len(images), channels, height, width), dtype=np.uint8)
+        for i, pixels in enumerate(images):
+            out[i] = pixels.transpose(2, 0, 1)  # a grey image fills all channels
+        images.clear()
+        tensors.append(torch.from_numpy(out))
+    return tensors
+
+
+def _image(encoded: dict[str, Any]) -> Image.Image:
+    content = encoded["bytes"] or Path(encoded["path"]).read_bytes()
+    image: Image.Image = Image.open(io.BytesIO(content))
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return image
+
+
+def _square(image: Image.Image, shorter: int, side: int) -> Image.Image:
+    """Scales the image until its shorter side is `shorter` pixels; its central square of `side`."""
+    width, height = image.size
+    if min(width, height) != shorter:
+        # Cut off rather than rounded, as torchvision does.
+        width, height = (max(shorter, shorter * s // min(image.size)) for s in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    return image.crop((left, top, left + side, top + side))
+
+
+def _pixels(image: Image.Image) -> NDArray[np.uint8]:
+    """One image as [h, w, 1 or 3]."""
+    pixels: NDArray[np.uint8] = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def values_of(dataset: Any, column: str) -> Iterator[Any]:
+    """A column's stored values (images as encoded bytes); far faster than row by row."""
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        yield from table[column].to_pylist()
+
+
+def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
+    """The splits of a folder or of a hub dataset, through Hugging Face datasets."""
+    # Imported here: it takes a second, and a cached folder does without.
+    import datasets
+
+    reachable = True
+    try:
+        with _quiet(), hub.offline_unless_reachable(isinstance(place, str)) as reachable:
+            if isinstance(place, Path):
+                made = datasets.load_dataset(str(place))
+                if set(next(iter(made.values())).features) == {"image"}:
+                    # Folders of images: the loader leaves labels out where all are the same, which
+                    # is what an agent that has seen one class has.
+                    options = {"data_dir": str(place), "drop_labels": False}
+                    made = datasets.load_dataset("imagefolder", **options)
+                return made
+            try:
+                return datasets.load_dataset(place, config)
+            except RuntimeError as error:
+                if "scripts are no longer supported" not in str(error):
+                    raise
+                # The hub keeps what such a script makes as Parquet files beside it.
+                return datasets.load_dataset(place, config, revision="refs/convert/parquet")
+    # The libraries below raise errors of a dozen unrelated types; each means: not loadable.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(place, Path):
+            valid = "a folder with Parquet files in data/, as on the Hugging Face hub, or of images"
+            raise BadValue("data", str(place), valid, because=reason) from error
+        raise BadValue(
+            "data",
+            place,
+            f"a dataset that the Hugging Face hub has, or --data-root with a folder {place} in it",
+            because=f"{reason if reachable else 'the hub cannot be reached'}; {looked}",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars from Hugging Face while this is open."""
+    from datasets.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _fingerprint(folder: Path) -> str:
+    """Changes when a file of the folder does."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    rows = [(str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    return _digest([str(folder.resolve()), rows])
+
+
+def _hub_fingerprint(splits: Any) -> str:
+    return _digest({name: split._fingerprint for name, split in splits.items()})
+
+
+def _digest(value: object) -> str:
+    # The 1 is the format of the cached files: count it up when that changes.
+    return hashlib.sha256(json.dumps([1, value]).encode()).hexdigest()[:16]
+
+
+def _read_cache(path: Path, name: str) -> Data | None:
+    """What is in the cache; None if it is not there or not readable, and then it is made anew."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return Data(
+            name,
+            Samples(tensors["train.inputs"], tensors["train.targets"]),
+            Samples(tensors["test.inputs"], tensors["test.targets"]),
+            tuple(about["class_names"]),
+            Transform(tuple(about["mean"]), tuple(about["std"])),
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _write_cache(path: Path, data: Data) -> None:
+    """Writes beside the file and renames, so that workers that start together cannot collide."""
+    tensors = {
+        "train.inputs": data.train.inputs,
+        "train.targets": data.train.targets,
+        "test.inputs": data.test.inputs,
+        "test.targets": data.test.targets,
+    }
+    about = {
+        "class_names": data.class_names,
+        "mean": data.transform.mean,
+        "std": data.transform.std,
+    }
+    # The cache saves time only: a full or read-only disk must not stop a run.
+    with suppress(OSError, SafetensorError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+        os.close(handle)
+        try:
+            save_file(tensors, temporary, metadata={"about": json.dumps(about)})
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)

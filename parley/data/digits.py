@@ -1,0 +1,26 @@
+"""Scikit-learn's digits, which come with the package."""
+
+import numpy as np
+import torch
+
+from parley.data.samples import Data, Samples
+from parley.data.transforms import standardise
+
+
+def digits() -> Data:
+    """scikit-learn's 1,797 digits of 8 x 8; every fifth of each class, in random order, is test."""
+    # Imported here because it takes a second and only this dataset needs it.
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    # Exact in float32: the pixels are whole numbers from 0 to 16.
+    everything = Samples(
+        torch.from_numpy(images.reshape(-1, 1, 8, 8) / 16).float(),
+        torch.from_numpy(labels).to(torch.int64),
+    )
+    # A fixed seed: the test set must not change with the seed of a run.
+    order = np.random.default_rng(0).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    is_test = np.arange(len(order)) % 5 == 0
+    train, test = (everything.take(np.sort(order[mask])) for mask in (~is_test, is_test))
+    return Data("digits", train, test, tuple("0123456789"), standardise(train.inputs))
