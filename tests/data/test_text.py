@@ -276,7 +276,9 @@ def test_weights_that_lack_the_encoder_are_refused(tiny, tmp_path):
 @pytest.mark.parametrize("name", ["bert-mini", "distilbert", "hf:folder"])
 def test_without_the_extra_the_error_names_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BadValue, match=r"it needs transformers.*pip install 'parley-learning\[text\]'"):
+    with pytest.raises(
+        BadValue, match=r"it needs transformers.*pip install 'parley-learning\[text\]'"
+    ):
         build(name, (16,), 4)
 
 
@@ -422,7 +424,9 @@ def test_tokenizers_that_cannot_be_had(tmp_path, no_network, monkeypatch):
         with pytest.raises(BadValue, match=f"^data.tokenizer: .*{message}"):
             load(news, options={"tokenizer": source})
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(BadValue, match=r"it needs tokenizers.*pip install 'parley-learning\[text\]'"):
+    with pytest.raises(
+        BadValue, match=r"it needs tokenizers.*pip install 'parley-learning\[text\]'"
+    ):
         load(news)
 
 
