@@ -40,6 +40,8 @@ class Table:
             show_header=any(self.headings),
             box=box.SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
+            pad_edge=False,
+            show_edge=False,
         )
         for number, heading in enumerate(self.headings):
             figures = number not in self.words
