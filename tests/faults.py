@@ -39,8 +39,8 @@ def loaded(odd: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
     if odd == "own test":
         part = made.test.take(range(10 * agents[0], 10 * agents[-1] + 10))
         made = replace(made, test=part, test_is_shared=False)
-    if odd == "nan":
-        made.samples[-1].inputs[-1] = torch.nan
+    if odd == "huge":
+        made.samples[-1].inputs[-1] = 3e38
     return made
 
 
@@ -55,8 +55,8 @@ class Hosts:
         odd: Mapping[int, str] = {},
         **options: Any,
     ) -> None:
-        """`odd` names a host's peculiarity: another "version", "nan" among its data, or test data
-        that it alone has ("own test"): ten samples for each of its agents."""
+        """`odd` names a host's peculiarity: another "version", a "huge" number among its data, or
+        test data that it alone has ("own test"): ten samples for each of its agents."""
         self.folder = folder
         self.experiment = Experiment.of(**options)
         self.environments = as_ranks(world)

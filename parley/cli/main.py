@@ -56,15 +56,14 @@ WrongUse: Any = typer.BadParameter.__base__
 class Commands(TyperGroup):
     """Commands by name, each imported when it is run."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # What the help, and the hint after a misspelt name, need of a command.
+        self.commands = {n: TyperCommand(n, help=said) for n, (_, said) in COMMANDS.items()}
+
     def list_commands(self, ctx: Any) -> list[str]:
         """All of them, in the order of the help."""
         return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What the help needs of a command."""
-        if cmd_name not in COMMANDS:
-            return None
-        return TyperCommand(cmd_name, help=COMMANDS[cmd_name][1])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command itself."""

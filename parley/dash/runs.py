@@ -214,13 +214,6 @@ def _about(path: Path, run: str) -> Row:
     }
 
 
-def _label(options: dict[str, Any] | None) -> str:
-    """The name of the method of a run that has not told it yet: only this needs torch."""
-    from parley.experiment import Experiment
-
-    return Experiment.of(**options).algorithm.label if options else ""
-
-
 def _last(path: Path) -> dict[str, Any]:
     """The numbers of the newest whole record, found from the end of the file."""
     with suppress(OSError):

@@ -1,6 +1,7 @@
 """What can be wrong at the start or later: a clear message on every host, no hang, nothing lost."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -88,12 +89,12 @@ def test_another_version(made: Any, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["stop", "heal"])
-def test_a_nan_from_one_host(made: Any, mode: str) -> None:
+def test_one_host_diverges(made: Any, mode: str) -> None:
     """The epochs before it stay: its sample comes last in the first pass, or later."""
-    hosts = made(2, odd={1: "nan"}, on_failure=mode)
+    hosts = made(2, odd={1: "huge"}, on_failure=mode)
     first, second = errors(hosts)
     for said in (first, second):
-        assert said.startswith("loss: nan at agent 3, step ")
+        assert re.match("loss: (nan|inf) at agent 3, step ", said)
         assert "training has diverged" in said
     assert f"(said by worker 1 on {here()})" in first
 
