@@ -103,7 +103,7 @@ def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -
     """Ten at each agent: sixty, then forty while a host is away, then sixty again."""
     hosts = Hosts(tmp_path, 3, odd=dict.fromkeys(range(3), "own test"), **RUN)
     try:
-        # An epoch counts once every worker has its checkpoint: the first does when there is a second.
+        # An epoch counts once every worker has its checkpoint.
         hosts.until(lambda: len(hosts.records()) >= 2)
         hosts.kill(2)
         hosts.until(lambda: any("test_samples_absent" in r for r in hosts.records()))
