@@ -498,7 +498,9 @@ def _experiments(
         if isinstance(one, str):
             chosen += [(m.key, m.experiment(options)) for m in parse_algorithms(one)]
         else:
-            chosen.append((one.label, Experiment.of(**common, algorithm=one)))
+            taken = [key for key, _ in chosen]
+            key = one.label if one.name in taken else one.name
+            chosen.append((key, Experiment.of(**common, algorithm=one)))
     return chosen
 
 

@@ -77,7 +77,8 @@ def test_every_command_can_say_more_or_less() -> None:
 def test_every_name_of_the_package_is_there() -> None:
     for name in parley.__all__:
         assert getattr(parley, name) is not None
-    assert {algorithm.__name__ for algorithm in ALGORITHMS.values()} <= set(parley.__all__)
+    exported = [getattr(parley, name) for name in parley.__all__]
+    assert all(algorithm in exported for algorithm in ALGORITHMS.values())
     assert set(parley._HOME_OF) | {"__version__"} == set(parley.__all__) <= set(dir(parley))
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = parley.nonsense

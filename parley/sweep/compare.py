@@ -165,31 +165,33 @@ def slug(label: str) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A name for each: its algorithm, and in what it differs from the first, which the title of a
-    table describes, or from others of the same algorithm.
+    """A name for each: its algorithm, and in what it departs from what the title of a table says,
+    from others of the same algorithm, or from its algorithm's defaults where not all do.
 
     >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
     ['NGC', 'NGC momentum=0.9']
     >>> labels([Experiment.of(algorithm=a, lr=lr) for a, lr in [("ngc", 0.1), ("dpsgd", 0.01)]])
     ['NGC', 'D-PSGD lr=0.01']
+    >>> labels([Experiment.of(algorithm="ngc", lr=lr) for lr in (0.1, 0.01)])
+    ['NGC lr=0.1', 'NGC lr=0.01']
     """
     alike: dict[str, list[Experiment]] = {}
     for experiment in experiments:
         alike.setdefault(experiment.algorithm.label, []).append(experiment)
-    taken: dict[str, Experiment] = {}
+    made: list[str] = []
     for experiment in experiments:
-        label, algorithm = experiment.algorithm.label, experiment.algorithm
-        others = [experiments[0], *alike[label]]
-        for name in differing([experiment, *others]):
-            label += f" {name}={getattr(experiment, name)}"
-        if label in taken:
-            first = taken[label].algorithm.settings()
-            mine = algorithm.settings()
-            label += "".join(f" {k}={v}" for k, v in mine.items() if v != first[k])
-        if label in taken:
+        label = experiment.algorithm.label
+        same = alike[label]
+        for name in differing(experiments):
+            mine, others = getattr(experiment, name), [getattr(o, name) for o in same]
+            if mine != usual([getattr(e, name) for e in experiments]) or _undecided(others):
+                label += f" {name}={mine}"
+        for name, mine in _peculiar(experiment, experiments).items():
+            label += f" {name}={mine}"
+        if label in made:
             raise BadValue("algorithms", label, "each only once", "it is given twice")
-        taken[label] = experiment
-    return list(taken)
+        made.append(label)
+    return made
 
 
 def differing(experiments: Sequence[Experiment]) -> list[str]:
@@ -199,16 +201,45 @@ def differing(experiments: Sequence[Experiment]) -> list[str]:
     return [f for f in fields if any(getattr(e, f) != getattr(first, f) for e in experiments)]
 
 
+def usual(values: Sequence[Any]) -> Any:
+    """The most frequent of some values; the first of those that are equally frequent.
+
+    >>> usual([2, 1, 1]), usual([2, 1])
+    (1, 2)
+    """
+    return max(values, key=values.count)
+
+
+def _undecided(values: Sequence[Any]) -> bool:
+    """Whether no single value is the most frequent."""
+    most = usual(values)
+    return any(value != most and values.count(value) == values.count(most) for value in values)
+
+
+def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Any]:
+    """The hyper-parameters that are not the algorithm's defaults, unless all that have them share
+    them or the label says them already."""
+    algorithm = experiment.algorithm
+    defaults = getattr(algorithm, "kind", type(algorithm)).options()
+    found = {}
+    for name, mine in algorithm.settings().items():
+        shared = all(e.algorithm.settings().get(name, mine) == mine for e in experiments)
+        said = name == "alpha" and "α=" in algorithm.label
+        if mine != defaults[name].default and not shared and not said:
+            found[name] = mine
+    return found
+
+
 def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
-    """What the first of them is; rows name what is different in them."""
-    first = experiments[0]
+    """What most of them are; rows name what is different in them."""
+    most = {f: usual([getattr(e, f) for e in experiments]) for f in Experiment.model_fields}
     shown = {"data", "agents", "topology", "epochs"}
-    said = [first.data, f"{first.agents} agents", first.topology, *more]
-    said.append(f"{first.epochs} epoch{'s' * (first.epochs > 1)}")
+    said = [most["data"], f"{most['agents']} agents", most["topology"], *more]
+    said.append(f"{most['epochs']} epoch{'s' * (most['epochs'] > 1)}")
     said += [
-        f"{name} {getattr(first, name)}"
+        f"{name} {most[name]}"
         for name in differing(experiments)
-        if name not in shown and getattr(first, name) not in more
+        if name not in shown and most[name] not in more
     ]
     return ", ".join([*said, f"{seeds} seed{'s' * (seeds > 1)}"])
 

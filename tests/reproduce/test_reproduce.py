@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import parley
 from parley import models
+from parley.algorithms import build
 from parley.cli import reproduce as cli
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -69,7 +70,8 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 assert made.algorithm == run.algorithm and made.topology == run.topology
             else:
                 changed = {option: getattr(printed.algorithm, option)}
-                assert made.algorithm == run.algorithm.model_copy(update=changed) != run.algorithm
+                both = build(run.algorithm.name, run.algorithm.settings() | changed)
+                assert made.algorithm == both != run.algorithm
                 assert run.same_as(made) == ["algorithm"]
     assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
     assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
@@ -85,7 +87,7 @@ def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> No
     assert one.out.parent.name == "as-run-but-floor,scale"
     both = {name: getattr(printed.algorithm, name) for name in ("qp_floor", "qp_scale")}
     assert both == {"qp_floor": 0.0, "qp_scale": "none"}
-    assert one.experiment.algorithm == run.algorithm.model_copy(update=both)
+    assert one.experiment.algorithm == build("cga", run.algorithm.settings() | both)
     every = "as-run-but-gradient,momentum,floor,scale,scope"
     assert cga.experiment(every).algorithm == printed.algorithm != run.algorithm
     assert collect.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))

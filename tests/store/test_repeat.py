@@ -15,7 +15,7 @@ from torch import nn
 import parley
 from parley import data
 from parley import graphs as topology
-from parley.cli import app as cli
+from parley.cli.main import main
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment, read_file
 from parley.graphs import Topology
@@ -55,7 +55,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(words: str) -> tuple[Any, str]:
         monkeypatch.setattr(sys, "argv", ["parley", *words.split()])
         with pytest.raises(SystemExit) as exit_:
-            cli.main()
+            main()
         return exit_.value.code, capsys.readouterr().err
 
     return run

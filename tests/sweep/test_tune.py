@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from parley import data
 from parley.algorithms import CGA, DPSGD, build
-from parley.cli import app as cli
+from parley.cli.main import main
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.store.folder import RunFolder
@@ -175,7 +175,7 @@ class TestWhatIsAskedFor:
             small = "--agents 3 --model logistic --batch 200 --gossip-rounds 0 --parallel 1"
             monkeypatch.setattr(sys, "argv", ["parley", *words.split(), *small.split()])
             with pytest.raises(SystemExit) as exit_:
-                cli.main()
+                main()
             return exit_.value.code, capsys.readouterr().err
 
         return run
