@@ -43,7 +43,7 @@ def recorded_graph(options: Mapping[str, Any], agents: Mapping[str, Any] | None)
 def layout(topology: Topology) -> Positions:
     """Where each agent is drawn, [N, 2].
 
-    >>> from parley.graphs.topology import chain
+    >>> from parley.graphs import chain
     >>> layout(chain(3)).tolist()
     [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]
     """

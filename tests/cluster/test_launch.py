@@ -246,7 +246,7 @@ def poisoned(experiment: Experiment, agents: Sequence[int]) -> Problem:
     samples = list(made.samples)
     if 7 in agents:
         own = samples[agents.index(7)]
-        bad = type(own)(torch.full(own.inputs.shape, torch.inf), own.targets)
+        bad = type(own)(torch.full(own.inputs.shape, 3e38), own.targets)
         samples[agents.index(7)] = bad
     return dataclasses.replace(made, samples=samples)
 

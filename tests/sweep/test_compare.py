@@ -248,7 +248,7 @@ def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
     assert command(f"--algorithms ngc {huge}")[0] == 0
     code, out, err = command(f"--algorithms dpsgd:weight_decay=1,ngc {huge} --resume")
     assert code == 2 and out == ""
-    assert "error: D-PSGD, seed 0: loss: " in err and "try a smaller lr" in err
+    assert "error: D-PSGD weight_decay=1.0, seed 0: loss: " in err and "try a smaller lr" in err
     assert len(records(Path("all/ngc/seed-0"))) == 20
 
 
