@@ -45,7 +45,10 @@ class RelaySGD(MomentumSGD):
         """Refuses what is not a tree; weights are not used."""
         if topology.phases or topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
             raise BadValue(
-                "topology", topology.name, "a tree: chain, star, tree", "relaysgd needs one"
+                "topology",
+                topology.name,
+                "a tree: chain, star, tree",
+                "relaysgd works on trees only",
             )
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:

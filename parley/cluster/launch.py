@@ -4,6 +4,7 @@ A run with one worker happens in this process. With more, this process is worker
 others, unless a launcher such as torchrun has already started all of them.
 """
 
+import logging
 import multiprocessing
 import os
 import pickle
@@ -36,6 +37,8 @@ from parley.store.folder import RunFolder
 from parley.training.run import device_of
 from parley.wire.placement import blocks
 from parley.wire.transport import WorkerLost
+
+log = logging.getLogger(__name__)
 
 READY = "parley/ready"
 
@@ -70,6 +73,8 @@ def execute(
     if mine is not None and set(mine) != set(range(experiment.agents)):
         valid = f"all {experiment.agents} agents, or a start by torchrun on every host"
         raise BadValue("agents_here", ",".join(map(str, mine)), valid, "this is the only host")
+    if experiment.on_failure == "heal":
+        log.warning("on_failure heal is for workers that torchrun starts; here they stop together")
     assignment = replace(assignment, mine=None)
     return work(assignment, Meeting()) if world == 1 else _with_local_workers(assignment)
 

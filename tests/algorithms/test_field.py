@@ -303,7 +303,9 @@ class TestIdentities:
         assert seen[2][3] > 0
 
     def test_a_tree_is_needed(self) -> None:
-        with pytest.raises(BadValue, match=r"topology: 'ring' .*relaysgd needs one.*a tree"):
+        with pytest.raises(
+            BadValue, match=r"topology: 'ring' .*relaysgd works on trees only.*a tree"
+        ):
             RelaySGD().check(graphs.ring(5))
 
 
