@@ -388,7 +388,7 @@ def test_algorithms(command):
 def test_topology(command):
     code, out, _ = command("topology ring --agents 10 --picture ring.png --parameters 1000")
     assert code == 0 and "spectral gap" in out and "metropolis: symmetric, doubly stoch" in out
-    assert out.count(" 0.33 ") == 30 and Path("ring.png").read_bytes()[:4] == b"\x89PNG"
+    assert out.count(" 0.33") == 30 and Path("ring.png").read_bytes()[:4] == b"\x89PNG"
     figures = json.loads(command("topology star --agents 5 --parameters 1000 --json")[1])
     assert (figures["diameter"], figures["degree_min"], figures["degree_max"]) == (2, 1, 4)
     assert figures["spectral_gap"] == pytest.approx(0.2)
