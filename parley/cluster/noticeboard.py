@@ -28,6 +28,8 @@ LEFT = "parley/left"
 """Who has left of its own accord: before it closed its connections."""
 PARTING = 3.0
 """Seconds that processes have to end by themselves once one has failed."""
+ROLL_CALL = 30.0
+"""Seconds at most in which a living process on a busy host notices that another has gone."""
 
 T = TypeVar("T")
 
@@ -186,7 +188,7 @@ class Noticeboard:
         Whoever ends because of another says so before it closes its connections. Who did neither
         has died; whoever was waiting for it names it, and the others hear of that.
         """
-        store, deadline = self.store, time.monotonic() + PARTING
+        store, began = self.store, time.monotonic()
         if store is None or isinstance(lost, Silent):
             return self.told() or self.fail(lost)
         others = [rank for rank in lost.workers or range(self.world) if rank != self.rank]
@@ -198,7 +200,9 @@ class Noticeboard:
                 gone = [r for r, key in keys.items() if not self._ask(lambda: store.check([key]))]  # noqa: B023
                 # Messages tell whose they were, sums do not: there the rest may yet show up.
                 certain = gone and (lost.workers or len(gone) == 1 == len(others))
-                if certain or time.monotonic() > deadline:
+                # With several to choose from, the living ones among them are only slow to notice.
+                patience = PARTING if len(gone) < 2 else min(ROLL_CALL, self.patience)
+                if certain or time.monotonic() > began + patience:
                     break
                 time.sleep(0.02)
         except StoreLost as error:
