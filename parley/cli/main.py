@@ -38,6 +38,7 @@ COMMANDS = {
     "algorithms": (APP, "List the algorithms, or the options of one."),
     "topology": (APP, "Check a graph: spectral gap, diameter, weights, and what a round costs."),
     "data": (APP, "Look at a dataset and at who would hold what."),
+    "keys": ("parley.cli.keys", "Make the keys and certificates that peers know each other by."),
     "reproduce": (
         APP,
         "The tables and figures of the NGC paper: list them, run them, and see ours beside the "
