@@ -42,7 +42,6 @@ from parley.graphs.files import from_file, schedule_from_file
 from parley.graphs.topology import Topology
 from parley.graphs.weights import Weights, is_auto
 
-
 NAMED_GRAPHS = {"petersen": 10, "dyck": 32}
 """Graphs that exist for one number of agents only."""
 
