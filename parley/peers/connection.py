@@ -175,7 +175,7 @@ class Connection:
             if frame.length:
                 self._frame = frame
                 # Not zeroed first, unlike a bytearray.
-                self._target = memoryview(np.empty(frame.length, np.uint8)).cast("B")
+                self._target = np.empty(frame.length, np.uint8).data
                 self._filled = 0
                 return
             body = memoryview(b"")

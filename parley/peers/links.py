@@ -432,8 +432,8 @@ class Links:
 
     def _tick(self, now: float) -> None:
         for connection in list(self._connections):
-            link = self.links.get(connection.name or "")
-            in_use = connection.ready and link is not None and link.connection is connection
+            used = self.links.get(connection.name or "")
+            in_use = connection.ready and used is not None and used.connection is connection
             if not in_use and now - connection.begun > SHAKING_HANDS:
                 self._drop(connection, "it did not say who it is in time", True)
         for name, sock in self._adopted:
@@ -446,13 +446,13 @@ class Links:
         self._adopted.clear()
         silence = max(3.0, min(self.patience / 2, 15.0))
         for link in self.links.values():
-            connection = link.connection
-            if connection is None:
+            current = link.connection
+            if current is None:
                 if link.wanted and link.left is None:
                     self._dial(link, now)
                 continue
-            if now - connection.heard > silence and not connection.paused:
-                self._drop(connection, f"it was silent for {silence:g} seconds", True)
+            if now - current.heard > silence and not current.paused:
+                self._drop(current, f"it was silent for {silence:g} seconds", True)
             elif link.told < link.session.received or now - link.spoke > BEAT:
                 self._acknowledge(link, now)
         self.changed.notify_all()
