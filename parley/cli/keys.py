@@ -8,18 +8,11 @@ import typer
 from parley.errors import BadValue
 from parley.peers import keys
 
-app = typer.Typer(rich_markup_mode="rich")
-keys_app = typer.Typer(
+app = typer.Typer(
     rich_markup_mode="rich",
+    add_completion=False,
     help="Make the keys and certificates that peers know each other by.",
 )
-app.add_typer(keys_app, name="keys")
-
-
-@app.callback()
-def _group() -> None:
-    """Keeps `keys` a group of its own."""
-
 
 Name = Annotated[
     str,
@@ -43,7 +36,7 @@ def _days(days: int) -> int:
     return days
 
 
-@keys_app.command("new")
+@app.command("new")
 def new(name: Name, folder: Folder = Path(), days: Days = keys.DAYS) -> None:
     """Make a private key and a certificate, and print the line for peers.toml.
 
@@ -55,7 +48,7 @@ def new(name: Name, folder: Folder = Path(), days: Days = keys.DAYS) -> None:
     print(f'key = "{made.fingerprint}"')
 
 
-@keys_app.command("ca")
+@app.command("ca")
 def ca(name: Name, folder: Folder = Path(), days: Days = 2 * keys.DAYS) -> None:
     """Make an authority for a group that wants one: a key that signs, and its certificate.
 
@@ -68,7 +61,7 @@ def ca(name: Name, folder: Folder = Path(), days: Days = 2 * keys.DAYS) -> None:
     print(f'ca = "{made.certificate.name}"')
 
 
-@keys_app.command("request")
+@app.command("request")
 def request(name: Name, folder: Folder = Path()) -> None:
     """Make a private key and a request that the authority can sign.
 
@@ -80,7 +73,7 @@ def request(name: Name, folder: Folder = Path()) -> None:
     print(path)
 
 
-@keys_app.command("sign")
+@app.command("sign")
 def sign(
     request: Annotated[
         Path, typer.Argument(help="What parley keys request wrote.", metavar="FILE.csr")

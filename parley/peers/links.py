@@ -317,7 +317,10 @@ class Links:
                     connection.sock.settimeout(0.5)
                     connection.writable()
             self._drop(connection, "")
-        for one in (self._listener, self._near, self._far):
+        with self.changed:
+            self._ending = True
+            dialled = [sock for _, sock in self._adopted if isinstance(sock, socket.socket)]
+        for one in (self._listener, self._near, self._far, *dialled):
             if one is not None:
                 one.close()
         self._selector.close()
@@ -488,7 +491,8 @@ class Links:
             with self.changed:
                 if self._ending and isinstance(found, socket.socket):
                     found.close()
-                self._adopted.append((link.name, found))
+                else:
+                    self._adopted.append((link.name, found))
             self._wake()
 
         threading.Thread(target=dial, daemon=True).start()
