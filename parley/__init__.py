@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         torus,
         tree,
     )
+    from parley.together import join
 
 __all__ = [
     "BEER",
@@ -136,6 +137,7 @@ __all__ = [
     "from_graph",
     "full",
     "hypercube",
+    "join",
     "load",
     "matchings",
     "one_peer_exponential",
@@ -190,6 +192,7 @@ _HOMES = {
         "train",
         "tune",
     ),
+    "parley.together": ("join",),
     "parley.errors": (
         "BadValue",
         "Diverged",

@@ -181,13 +181,13 @@ def train(
     if own_data is not None and len(own_data) != experiment.agents:
         agents = experiment.agents
         raise BadValue("data", f"{len(own_data)} datasets", f"one for each of {agents} agents")
-    build = None if isinstance(model, str) else _builder(model)
+    build = None if isinstance(model, str) else builder_of(model)
     load: Load
     if own_data is None:
         load = partial(_named_data, graph, build, loss)
     else:
-        held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
-        load = partial(_own_data, graph, build, loss, own_data, held_out)
+        tested = datasets.joined(own_data) if test is None else held_out(test, own_data[0])
+        load = partial(_own_data, graph, build, loss, own_data, tested)
 
     if progress and not LOG.hasHandlers():
         show()  # notes beside the bar; whoever has set up logging gets them there
@@ -223,7 +223,8 @@ def _own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
     return datasets.from_user(data)
 
 
-def _builder(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def builder_of(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """What makes a fresh copy of a user's model."""
     if not callable(model):
         raise BadValue("model", model, "a name, an nn.Module, or a function that makes one")
     return partial(_make, model)
@@ -237,7 +238,8 @@ def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     return made
 
 
-def _held_out(test: Any, like: Samples) -> Samples:
+def held_out(test: Any, like: Samples) -> Samples:
+    """A user's test set, if its inputs are like the agents'."""
     valid = "a dataset of the same kind as each agent's"
     try:
         [samples] = datasets.from_user([test])
@@ -331,7 +333,7 @@ class LoadedRun(_Shown):
     def _task(self, build: nn.Module | Callable[[], nn.Module] | None, x_ND: Tensor) -> Task:
         experiment = self.experiment
         if build is not None:
-            task = Task(_builder(build)(), dtype=x_ND.dtype)
+            task = Task(builder_of(build)(), dtype=x_ND.dtype)
         elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
             raise BadValue(

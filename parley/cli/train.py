@@ -96,7 +96,7 @@ def train(
     else:
         done = outcome.summary
         heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
-        screen.print(_summary_table(done).terminal())
+        screen.print(summary_table(done).terminal())
 
 
 def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
@@ -106,7 +106,8 @@ def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _summary_table(done: dict[str, Any]) -> Table:
+def summary_table(done: dict[str, Any]) -> Table:
+    """What a run has come to."""
     lines = {
         "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
         "accuracy, own models": f"{done['accuracy_own']:.2%} "

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.cluster.noticeboard import Member, Noticeboard, listed
-from parley.cluster.rank import here
+from parley.cluster.noticeboard import Board, Member, listed
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
+from parley.graphs import Topology
 from parley.store.enclosed import enclosed
 from parley.store.folder import ENCLOSED
 from parley.training.run import Problem
@@ -27,43 +27,52 @@ def code() -> str:
     return full_version().replace("-dirty", "")
 
 
-def claims(
-    experiment: Experiment, problem: Problem, task: Task, version: str | None = None
-) -> dict[str, Any]:
-    """All that must be the same everywhere, each under the name that an error gives it."""
+def plan(experiment: Experiment, topology: Topology, version: str | None = None) -> dict[str, Any]:
+    """What must be the same everywhere and is known before any data are loaded."""
     # Hosts may have the same files in other places.
-    kept = enclosed(experiment, problem.topology)
+    kept = enclosed(experiment, topology)
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
     together = {"on_failure", "patience"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
-    inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
-    parameters = zip(task.names, task.shapes, strict=True)
     return {
         "version": version or code(),
         **said,
         **{f"file of {field}": f"checksum {found}" for field, found in files.items()},
         **{f"algorithm.{name}": value for name, value in algorithm.items()},
+        "graph": _graph(topology),
+    }
+
+
+def claims(
+    experiment: Experiment, problem: Problem, task: Task, version: str | None = None
+) -> dict[str, Any]:
+    """All that must be the same everywhere, each under the name that an error gives it."""
+    inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
+    parameters = zip(task.names, task.shapes, strict=True)
+    return {
+        **plan(experiment, problem.topology, version),
         "label names": list(problem.class_names),
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
         "parameters": {name: list(shape) for name, shape in parameters},
         "frozen parameters": _frozen(task),
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
-        "graph": _graph(problem),
     }
 
 
-def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
+def agree(board: Board, agents: Sequence[int], said: Mapping[str, Any]) -> None:
     """Refuses to go on where some process claims something else than the first."""
-    mine = {"host": here(), "agents": list(agents), "said": dict(said)}
+    mine = {"host": board.host, "agents": list(agents), "said": dict(said)}
     everyone = board.share("claims", mine)
     first = everyone[0]
     if changed := [key for key in said if _differs(everyone[board.rank], mine, key)]:
         # It said otherwise at the start, and only then could the others object.
         what = _difference(everyone[board.rank], mine, board.rank, changed[0])
-        raise BadValue("host", here(), "what this host began with", what.replace(" but ", ", was "))
+        raise BadValue(
+            "host", board.host, "what this host began with", what.replace(" but ", ", was ")
+        )
     for rank, other in enumerate(everyone[1:], start=1):
         differing = [
             key for key in {**first["said"], **other["said"]} if _differs(first, other, key)
@@ -105,19 +114,21 @@ def _frozen(task: Task) -> str:
     return f"checksum {total}" if total else "none"
 
 
-def _graph(problem: Problem) -> str:
-    topology = problem.topology
+def _graph(topology: Topology) -> str:
     what = f"{topology.edges} {np.round(topology.edge_weights, 9).tolist()}"
     return f"{len(topology.edges)} edges, checksum {zlib.crc32(what.encode())}"
 
 
-def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+def seats(board: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
     """The worker of every agent: those that were claimed where they were, the rest shared out.
 
+    >>> from parley.cluster.noticeboard import Noticeboard
     >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
     """
-    claimed = board.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
+    claimed = board.share(
+        "agents", {"host": board.host, "agents": None if mine is None else [*mine]}
+    )
     worker_of: dict[int, int] = {}
     for rank, said in enumerate(claimed):
         for agent in said["agents"] or ():

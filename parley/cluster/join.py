@@ -5,21 +5,23 @@ import logging
 import os
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from parley.cluster.noticeboard import PARTING, Member, Noticeboard, StoreLost, ask
+from parley.cluster.noticeboard import PARTING, Board, Member, Noticeboard, StoreLost, ask
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.wire.transport import WorkerLost
+from parley.wire.placement import Placement
+from parley.wire.transport import Local, Processes, Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -35,23 +37,99 @@ class Knock(Exception):
     """Somebody waits outside: the generation ends to take it in."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where the workers of a run meet, and how; without a store, this one is alone."""
+class Deliberation(Protocol):
+    """How the workers of a run that heals agree on who takes part in its next generation."""
 
-    store: Store | None = None
+    def begun(self) -> bool:
+        """Whether there has been a generation already: then this worker comes back."""
+        ...
+
+    def done(self) -> None:
+        """Tells whoever comes later that the run has ended."""
+        ...
+
+    def convene(self, left: bool) -> Roster:
+        """Waits for the roster of the next generation that this worker takes part in; `left`:
+        it was in the generation before, and it has ended."""
+        ...
+
+    def roster(self, generation: int) -> tuple[int, ...]:
+        """Who took part in an earlier generation."""
+        ...
+
+    def waiting(self, generation: int) -> bool:
+        """Whether somebody knocks to be in the generation after this one."""
+        ...
+
+    def beat(self) -> None:
+        """Shows those who wait outside that there is a generation at work."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gathering(ABC):
+    """How the workers of a run, of which this is number `rank`, come together."""
+
     rank: int = 0
     world: int = 1
     patience: float = 600.0
     """How many seconds one waits for another."""
-    backend: str = "gloo"
     heals: bool = False
     """Whether others go on when one is lost."""
+    apart: ClassVar[bool] = False
+    """Whether every worker has a user and a folder of its own, with all results."""
 
     @property
     def everyone(self) -> Roster:
         """All of them, in a run's first generation."""
         return Roster(0, tuple(range(self.world)))
+
+    def label(self, worker: int) -> int | str:
+        """What a worker is called in a run's files."""
+        return worker
+
+    def expect(self, agents: int, edges: int, size: int) -> None:  # noqa: B027
+        """The model is known: it has so many bytes."""
+
+    @abstractmethod
+    def lobby(self) -> Board:
+        """Where the workers speak before they are connected."""
+
+    @abstractmethod
+    def connected(
+        self, roster: Roster, members: Mapping[int, Member]
+    ) -> AbstractContextManager[Board]:
+        """Connects the workers of one generation, and gives where they speak."""
+
+    @abstractmethod
+    def transport(self, placement: Placement) -> Transport:
+        """What carries messages in the generation that is connected."""
+
+    @abstractmethod
+    def council(self) -> Deliberation | None:
+        """Who decides on the next generation, where a run heals."""
+
+    @abstractmethod
+    def ending_together(self, board: Any, final: bool) -> AbstractContextManager[None]:
+        """When one fails, all end, with the words of the first that failed."""
+
+
+@dataclass(frozen=True)
+class Meeting(Gathering):
+    """Where the workers of a run meet, and how; without a store, this one is alone."""
+
+    store: Store | None = None
+    backend: str = "gloo"
+
+    def transport(self, placement: Placement) -> Transport:
+        """Within this process, or by `torch.distributed`."""
+        return Local(placement) if self.store is None else Processes(placement)
+
+    def council(self) -> Deliberation | None:
+        """One that meets in the common store."""
+        from parley.cluster.heal import Council  # which needs to know what a meeting is
+
+        return Council(self) if self.heals else None
 
     def lobby(self) -> Noticeboard:
         """Where the workers speak before they are connected.
@@ -166,9 +244,9 @@ def as_launched(experiment: Experiment) -> Meeting:
     except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
     if heals:
-        return Meeting(PrefixStore("parley/heal", store), rank, world, patience, heals=True)
+        return Meeting(rank, world, patience, True, PrefixStore("parley/heal", store))
     store = _of_this_start(store, rank, world, patience)
-    return Meeting(store, rank, world, patience, _backend(experiment.device))
+    return Meeting(rank, world, patience, False, store, _backend(experiment.device))
 
 
 def _store(rank: int, patience: float, heals: bool) -> Store:

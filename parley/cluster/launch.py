@@ -113,7 +113,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
                 raise WorkerLost("a worker ended before it began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
-        return work(mine, Meeting(store, 0, world, patience))
+        return work(mine, Meeting(0, world, patience, store=store))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
     finally:
@@ -202,7 +202,7 @@ def _other_worker(
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     store.add(READY, 1)
     with suppress(ParleyError):
-        work(assignment, Meeting(store, rank, experiment.workers, experiment.patience))
+        work(assignment, Meeting(rank, experiment.workers, experiment.patience, store=store))
 
 
 def end_with_parent() -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -85,7 +86,31 @@ class Member(NamedTuple):
     agents: tuple[int, ...]
 
 
-class Noticeboard:
+class Board(ABC):
+    """Where the processes of a run, of which this is number `rank`, tell each other something."""
+
+    def __init__(
+        self, rank: int, world: int, patience: float, members: Mapping[int, Member] | None = None
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.patience = patience
+        """How many seconds one waits for another."""
+        self.members = dict(members or {})
+        """Who is who, as far as they have introduced themselves."""
+        self.host = here()
+        """What this process is called when it introduces itself."""
+
+    @abstractmethod
+    def name(self, rank: int) -> str:
+        """A process in words."""
+
+    @abstractmethod
+    def share(self, what: str, value: Any) -> list[Any]:
+        """What every process has to say about something, in the order of their numbers."""
+
+
+class Noticeboard(Board):
     """Where the processes of a run, of which this is number `rank`, tell each other something.
 
     Without a store this process is alone.
@@ -107,14 +132,9 @@ class Noticeboard:
         self.store = store
         self.root = root or store
         """Where failures are told, if not in the store itself."""
-        self.rank = rank
-        self.world = world
-        self.patience = patience.total_seconds()
-        """How many seconds one waits for another."""
+        super().__init__(rank, world, patience.total_seconds(), members)
         self.once = once
         """Whether what was said once stays said, by whoever comes back with the same number."""
-        self.members = dict(members or {})
-        """Who is who, as far as they have introduced themselves."""
         self._shared = 0
 
     def name(self, rank: int) -> str:
@@ -155,7 +175,7 @@ class Noticeboard:
         words = str(said)
         if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
             words = f"{words} (said by worker {self.rank} on {here()})"
-        note = _written(said.saying(words))
+        note = written_failure(said.saying(words))
         first = note
         with suppress(StoreLost):
             first = self._ask(lambda: store.compare_set(FAILURE, "", note)).decode()
@@ -230,7 +250,7 @@ class Noticeboard:
         return ask(question, self.patience)
 
 
-def _written(error: ParleyError) -> str:
+def written_failure(error: ParleyError) -> str:
     """An error as it is told to others: its words, and what kind it is where that matters."""
     said: dict[str, Any] = {"words": str(error)}
     if isinstance(error, Diverged):
@@ -243,7 +263,7 @@ def _written(error: ParleyError) -> str:
 def read_failure(note: str) -> ParleyError:
     """An error that another process has told.
 
-    >>> read_failure(_written(Diverged("loss: nan", step=7, epoch=2))).step
+    >>> read_failure(written_failure(Diverged("loss: nan", step=7, epoch=2))).step
     7
     """
     said = json.loads(note)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from parley import data
 from parley.cluster import handshake
-from parley.cluster.heal import Council, Position, Recovery, without
-from parley.cluster.join import Knock, Meeting, Roster
-from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
+from parley.cluster.heal import Position, Recovery, without
+from parley.cluster.join import Deliberation, Gathering, Knock, Roster
+from parley.cluster.noticeboard import Board, Member, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
@@ -35,7 +35,7 @@ from parley.training.events import EpochDone, Event, Started
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.placement import Placement
-from parley.wire.transport import Local, Processes, Transport, WorkerLost
+from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Assignment:
 
 
 class Outcome:
-    """What a finished run leaves in memory (on worker 0)."""
+    """What a finished run leaves in memory."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Outcome:
         """What the folder has beside records: ``agents`` and ``confusion``."""
 
 
-def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
+def work(assignment: Assignment, meeting: Gathering) -> Outcome | None:
     """One worker, from loading to summary; the outcome, on worker 0."""
     with threads(assignment.experiment.threads or 1):
         return Worker(assignment, meeting).work()
@@ -98,11 +98,11 @@ def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
 class Worker:
     """One worker of a run."""
 
-    def __init__(self, assignment: Assignment, meeting: Meeting) -> None:
+    def __init__(self, assignment: Assignment, meeting: Gathering) -> None:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
-        self.council = Council(meeting) if meeting.heals else None
+        self.council = meeting.council()
         self.position = Position()
         lobby = meeting.lobby()
         back = self.council is not None and self.council.begun()
@@ -113,7 +113,7 @@ class Worker:
             with meeting.ending_together(lobby, final=True):
                 self._prepare(lobby, back)
 
-    def _prepare(self, lobby: Noticeboard, back: bool) -> None:
+    def _prepare(self, lobby: Board, back: bool) -> None:
         """Loads this worker's data and checks that they fit those of the others."""
         experiment, assignment = self.experiment, self.assignment
         self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
@@ -126,6 +126,8 @@ class Worker:
             kept = enclosed(experiment, self.problem.topology)
             RunFolder(assignment.out).check(kept.experiment, self.resume, kept.files)
         self.task = task_of(experiment, self.problem)
+        bytes_ = self.task.size * self.task.dtype.itemsize
+        self.meeting.expect(experiment.agents, len(self.problem.topology.edges), bytes_)
         lobby.patience = max(LOADING, lobby.patience)
         said = handshake.claims(experiment, self.problem, self.task, assignment.version)
         handshake.agree(lobby, hosted, said)
@@ -168,7 +170,7 @@ class Worker:
                     raise
                 left = True
 
-    def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
+    def _train(self, roster: Roster, board: Board) -> Outcome | None:
         """One generation: from where its workers are to the end, or until somebody is lost."""
         full, workers = self.problem.topology, roster.workers
         present = [a for a in range(full.agents) if self.worker_of[a] in workers]
@@ -177,7 +179,7 @@ class Worker:
         seats = tuple(workers.index(self.worker_of[a]) for a in present)
         numbers = tuple(present) if len(present) < full.agents else ()
         placement = Placement(graph, seats, board.rank, numbers)
-        transport: Transport = Local(placement) if board.store is None else Processes(placement)
+        transport = self.meeting.transport(placement)
         problem = replace(self.problem, topology=graph)
         run = Run(
             self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
@@ -189,12 +191,13 @@ class Worker:
                 return self._recovered(self.council, roster, run, journal, bridges)
             if self.resume:
                 journal.restore(run)
-            watch = self.assignment.watch if board.rank == 0 else unwatched
-            return follow(run, journal, watch, self.agents)
+            told = board.rank == 0 or self.meeting.apart
+            watch = self.assignment.watch if told else unwatched
+            return follow(run, journal, watch, self.agents, self.meeting.apart)
 
     def _recovered(
         self,
-        council: Council,
+        council: Deliberation,
         roster: Roster,
         run: Run,
         journal: Journal,
@@ -207,14 +210,17 @@ class Worker:
         self._tell(council, roster, run, journal, bridges)
         try:
             each = partial(self._each, council, roster, run, journal.board.rank)
-            return follow(run, journal, each, self.agents)
+            return follow(run, journal, each, self.agents, self.meeting.apart)
         finally:
             self.position = recovery.position()
 
-    def _each(self, council: Council, roster: Roster, run: Run, rank: int, event: Event) -> None:
+    def _each(
+        self, council: Deliberation, roster: Roster, run: Run, rank: int, event: Event
+    ) -> None:
         """After every event: a sign of life, and after an epoch the door is opened."""
-        if rank == 0:
+        if rank == 0 or self.meeting.apart:
             self.assignment.watch(event)
+        if rank == 0:
             council.beat()
         if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
             knocks = rank == 0 and council.waiting(roster.generation)
@@ -223,7 +229,7 @@ class Worker:
 
     def _tell(
         self,
-        council: Council,
+        council: Deliberation,
         roster: Roster,
         run: Run,
         journal: Journal,
@@ -264,8 +270,10 @@ def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
-    """Trains to the end, writes what is to be kept; the outcome, on worker 0."""
+def follow(
+    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], apart: bool = False
+) -> Outcome | None:
+    """Trains to the end and writes what is kept; the outcome, on worker 0 or, `apart`, on all."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -284,7 +292,7 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
         last = journal.last(run)
         confusion = _confusion(run, agents["classes"], last, x_ND)
         summary = journal.finish(run, confusion)
-    if run.transport.placement.here:
+    if run.transport.placement.here and not apart:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
 
@@ -302,9 +310,7 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
     }
 
 
-def holdings(
-    problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
-) -> list[list[int]]:
+def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board) -> list[list[int]]:
     """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()

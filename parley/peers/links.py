@@ -33,7 +33,7 @@ from parley.peers.frames import (
     Kept,
     Session,
 )
-from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Letter, Mailbox
+from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox
 from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
@@ -163,15 +163,15 @@ class Links:
         self._wake()
 
     def take(self, name: str, lane: int, generation: int, number: int) -> memoryview:
-        """The next message on a lane; waits for it as long as the patience lasts."""
+        """The message of that number; waits for it as long as the patience lasts."""
         began = time.monotonic()
         with self.changed:
             link = self.links[name]
             while True:
                 if self.failure is not None:
                     raise self.failure
-                letter = self.mailbox.take(lane, generation, name)
-                if letter is not None:
+                body = self.mailbox.take(lane, generation, name, number)
+                if body is not None:
                     break
                 if (why := self._lost(link, began)) is not None:
                     raise WorkerLost(
@@ -182,12 +182,7 @@ class Links:
             if connection is not None and connection.paused:
                 self._pause(link)
                 self._wake()
-        if letter.number != number:
-            raise ParleyError(
-                f"peers: {name} is out of step: it sent message {letter.number} of generation "
-                f"{generation}, message {number} was expected"
-            )
-        return letter.body
+        return body
 
     def flood(self, message: Any) -> None:
         """Tells every peer that can be reached, directly or through others."""
@@ -600,8 +595,8 @@ class Links:
         if lane == FLOOD:
             self._on_flood(link.name, bytes(body[ENVELOPE.size :]))
             return
-        letter = Letter(number, body[ENVELOPE.size :])
-        self.mailbox.put(lane, generation, link.name, letter)
+        if not self.mailbox.put(lane, generation, link.name, number, body[ENVELOPE.size :]):
+            raise BadFrame(f"message {number} came twice")
         self._pause(link)
         self.changed.notify_all()
 

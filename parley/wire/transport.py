@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -65,12 +65,20 @@ class WorkerLost(ParleyError):
         """Whether it fell silent, and did not just close its connection."""
 
 
+class Request(Protocol):
+    """A part of messages that is under way."""
+
+    def wait(self) -> object:
+        """Returns once it has arrived, or been sent."""
+        ...
+
+
 class Transfer:
     """Messages on their way between workers, while this one goes on with something else."""
 
     def __init__(
         self,
-        requests: Sequence[tuple[Sequence[int], dist.Work]],
+        requests: Sequence[Request],
         inbox: Tensor,
         expected: Tensor,
         sent: Tensor,
@@ -90,9 +98,8 @@ class Transfer:
     def wait(self) -> Tensor:
         """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
         if self._requests:
-            for workers, request in self._requests:
-                with _reaching(*workers):
-                    request.wait()
+            for request in self._requests:
+                request.wait()
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
@@ -133,6 +140,9 @@ class Arrivals:
 
 class Transport(ABC):
     """Carries messages forward along edges and replies back along the same edges."""
+
+    alone_on_host = False
+    """Whether this worker has its host's cores to itself."""
 
     def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
         self.placement = placement
@@ -359,8 +369,8 @@ class _Route:
         self.row_of |= {e: own[e] for e in expected if worker_of[edges[e][near]] == here}
 
 
-class Processes(Transport):
-    """Agents spread over the processes of a `torch.distributed` group."""
+class Spread(Transport):
+    """Agents spread over several workers: all but how bytes get from one to another."""
 
     overlap = True
     """Whether there is something else to do while messages are under way; without, each is waited
@@ -368,16 +378,7 @@ class Processes(Transport):
 
     def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
         super().__init__(placement, clock)
-        if placement.workers != dist.get_world_size():
-            raise ParleyError(
-                f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
-            )
-        if placement.here != dist.get_rank():
-            raise ParleyError(
-                f"placement: this is process {dist.get_rank()}, not worker {placement.here}"
-            )
-        # Gloo moves memory of the CPU; NCCL that of the GPU.
-        self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self._wire_device = torch.device("cpu")
         edges, row = self.topology.edges, placement.row
         models = {e: row[edges[e][0]] for e in placement.outgoing}
         self._out = _Route(placement, models, len(row), placement.incoming, reply=False)
@@ -459,16 +460,7 @@ class Processes(Transport):
             [stamp(route.leaving).to(device), _rows(wire, route.rows).to(device)], 1
         )
         inbox = parcels.new_empty(len(route.arriving), parcels.shape[1])
-        peers = [peer for peer, _ in (*route.of, *route.to)]
-        with _reaching(*dict.fromkeys(peers)):
-            sends = [dist.P2POp(dist.isend, parcels[part], peer) for peer, part in route.to]
-            receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
-            # Gloo tells a sender that its message is awaited on the connection that also carries
-            # the own message, behind which it would wait: the two directions would take turns.
-            works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes a request of each, NCCL one of all.
-        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
-        requests = list(zip(each, works, strict=True))
+        requests = self._move(route, parcels, inbox)
         transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
         if not self.overlap:
             transfer.wait()
@@ -480,6 +472,52 @@ class Processes(Transport):
         for transfer in self._under_way:
             transfer.wait()
         self._under_way = []
+
+    @abstractmethod
+    def _move(self, route: _Route, outbox_RB: Tensor, inbox_RB: Tensor) -> Sequence[Request]:
+        """Sends each worker its part, and lets those of others come."""
+
+
+class _Work:
+    """Something that `torch.distributed` does with some workers."""
+
+    def __init__(self, workers: Sequence[int], work: dist.Work) -> None:
+        self._workers = workers
+        self._work = work
+
+    def wait(self) -> None:
+        """Returns once it is done; says in words which worker has gone."""
+        with _reaching(*self._workers):
+            self._work.wait()
+
+
+class Processes(Spread):
+    """Agents spread over the processes of a `torch.distributed` group."""
+
+    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+        super().__init__(placement, clock)
+        if placement.workers != dist.get_world_size():
+            raise ParleyError(
+                f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
+            )
+        if placement.here != dist.get_rank():
+            raise ParleyError(
+                f"placement: this is process {dist.get_rank()}, not worker {placement.here}"
+            )
+        # Gloo moves memory of the CPU; NCCL that of the GPU.
+        self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+    def _move(self, route: _Route, outbox_RB: Tensor, inbox_RB: Tensor) -> Sequence[Request]:
+        peers = [peer for peer, _ in (*route.of, *route.to)]
+        with _reaching(*dict.fromkeys(peers)):
+            sends = [dist.P2POp(dist.isend, outbox_RB[part], peer) for peer, part in route.to]
+            receipts = [dist.P2POp(dist.irecv, inbox_RB[part], peer) for peer, part in route.of]
+            # Gloo tells a sender that its message is awaited on the connection that also carries
+            # the own message, behind which it would wait: the two directions would take turns.
+            works = dist.batch_isend_irecv(receipts + sends)
+        # Gloo makes a request of each, NCCL one of all.
+        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
+        return [_Work(workers, work) for workers, work in zip(each, works, strict=True)]
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
