@@ -408,7 +408,9 @@ class Links:
             elif link is not None and connection.dialled and why:
                 link.trouble = why
             self.changed.notify_all()
-        if why and not quietly and not connection.ready:
+        if why and not quietly and connection.ready:
+            log.warning("peers: the connection with %s was cut: %s", name, why)
+        elif why and not quietly:
             host = connection.where.rpartition(":")[0]
             claim = f"{name} at {connection.where}" if connection.dialled else host
             if name and not connection.dialled:
