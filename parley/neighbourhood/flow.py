@@ -60,7 +60,7 @@ class Mail(OnEdges):
         """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
         self.arrived = arrived
         """All that other workers' agents have sent, where it can be used as it lies: then row
-        `Transport.row_of` of `source_AD` and this is what is on an edge."""
+        `Edges.row_of` of `source_AD` and this is what is on an edge."""
 
     def messages(self) -> Iterator[Tensor]:
         """The messages of each round's edges."""
