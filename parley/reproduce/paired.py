@@ -1,7 +1,7 @@
-"""Differences between runs of the same seeds, and what may be said of them.
+"""Differences between runs with the same seeds, and what can be claimed about them.
 
-The same seed means the same first weights and the same batches, so runs are compared seed by seed.
-A difference is claimed only if its 95 % interval (paired t, over seeds) leaves out 0.
+The same seed means the same initial weights and batches, so runs are compared seed by seed. A
+difference is claimed only if its 95 % interval (paired t, over seeds) excludes 0.
 
 >>> told = Difference.of({0: 70.0, 1: 71.0, 2: 72.0}, {0: 75.0, 1: 76.5, 2: 76.0, 3: 10.0})
 >>> str(told), told.seeds, told.sign
@@ -34,12 +34,12 @@ class Difference(NamedTuple):
 
     mean: float
     half: float | None
-    """Half the width of its interval; None with one seed, where there is none."""
+    """Half the width of its interval; None with a single seed."""
     seeds: int
 
     @staticmethod
     def of(first: Mapping[int, float], second: Mapping[int, float]) -> "Difference | None":
-        """Of values by seed; seeds that only one side has are left out."""
+        """From values by seed; seeds that only one side has are left out."""
         both = [second[seed] - first[seed] for seed in first if seed in second]
         if not both:
             return None
@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 if the interval leaves out 0, else 0: nothing may be claimed."""
+        """1 or -1 if the interval excludes 0, otherwise 0: nothing can be claimed."""
         if self.half is None or abs(self.mean) <= self.half:
             return 0
         return 1 if self.mean > 0 else -1
@@ -61,20 +61,20 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What may be said."""
+        """What can be claimed."""
         if self.half is None:
             return "one seed: no claim"
         return {1: "**higher**", -1: "**lower**", 0: "not told apart"}[self.sign]
 
 
 def by_seed(result: "Result", name: str) -> dict[int, float]:
-    """How every finished run ends, in percent."""
+    """The final accuracy of every finished run, in percent."""
     ends = {seed: value(records[-1], name) for seed, records in result.runs.items()}
     return {seed: 100 * end for seed, end in ends.items() if end is not None}
 
 
 class Ablation(NamedTuple):
-    """What some choices do, while the rest stays as it is."""
+    """The effect of some choices, with everything else unchanged."""
 
     before: "Result"
     after: "Result"
@@ -87,14 +87,14 @@ class Ablation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For example ``floor, beside scale``: scale is as printed on both sides."""
-        beside = f", beside {choice_words(self.others)}" if self.others else ""
+        """For example ``floor, given scale``: scale is as printed on both sides."""
+        beside = f", given {choice_words(self.others)}" if self.others else ""
         return choice_words(self.choices) + beside
 
     @property
     def sentence(self) -> str:
-        """For example ``floor as printed, where scale is as printed, too``."""
-        beside = f", where {choice_words(self.others)} is as printed, too" if self.others else ""
+        """For example ``floor as printed, where scale is as printed too``."""
+        beside = f", where {choice_words(self.others)} is as printed too" if self.others else ""
         return f"{choice_words(self.choices)} as printed{beside}"
 
     @property
@@ -107,8 +107,8 @@ class Ablation(NamedTuple):
 
 
 def ablations(results: Sequence["Result"]) -> list[Ablation]:
-    """Every run with some choices as printed beside the one that is all as run; and, of several
-    choices, beside those in which a single one of them is as run."""
+    """Pairs every run with some choices as printed with the one that is entirely as run and, for
+    several choices, with those in which just one of them is as run."""
     found = []
     for after in (r for r in results if r.is_ablation and r.runs):
         printed = parse_variant(after.variant)[1]
@@ -135,7 +135,7 @@ class Order(NamedTuple):
     lower: "Result"
     higher: "Result"
     neighbours: bool
-    """Whether none of the others lies between them in the paper."""
+    """Whether they are adjacent in the paper's order."""
     paper: float
     """The paper's difference."""
     ours: Difference
@@ -149,7 +149,7 @@ class Order(NamedTuple):
 
 
 def orders(results: Sequence["Result"]) -> dict[str, list[Order]]:
-    """Of each group, all pairs of methods that were run whole with several seeds in common."""
+    """For each group, all pairs of methods with several full runs on common seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         whole = result.variant == "as-run" and not result.mark
