@@ -149,7 +149,7 @@ def records(out):
         ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid (none of dpsgd has"),
         ("compare --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
         ("compare --out apart.txt", "out: 'apart.txt' is not valid (it is a file); valid: a fold"),
-        ("compare --out .", "out: '.' is not valid (it is not empty; --resume goes on with a com"),
+        ("compare --out .", "out: '.' is not valid (it is not empty; use --resume to continue"),
         ("compare --model lenet", "model: 'lenet' is not valid (did you mean 'lenet5'?); valid:"),
         ("compare --device cuda:99", "device: 'cuda:99' is not valid (no such CUDA device can be"),
         (

@@ -93,9 +93,9 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> 
     hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
     hosts.hurry()
     in_agreement(hosts, [0, 1, 2], RUN["epochs"])
-    assert "note: worker 2 has gone; the others go on without agents 4, 5" in hosts.err(0)
-    assert "note: worker 2 has gone" in hosts.err(1)
-    assert "note: worker 2 is back with agents 4, 5" in hosts.err(1)
+    assert "note: worker 2 was lost; continuing without agents 4, 5" in hosts.err(0)
+    assert "note: worker 2 was lost" in hosts.err(1)
+    assert "note: worker 2 rejoined with agents 4, 5" in hosts.err(1)
     assert None not in hosts.records()[-1]["accuracy_agents"]
 
 

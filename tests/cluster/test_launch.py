@@ -150,7 +150,7 @@ class TestEnds:
         assert command.wait() == 2
         assert command.error() == (
             "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume "
-            "goes on from the last checkpoint"
+            "continues from the last checkpoint"
         )
         assert command.nothing_left()
         run_here(out, resume=True, workers=2)
@@ -290,7 +290,7 @@ class TestBadInput:
     def test_too_few_processes(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for key, value in as_rank(0, 2).items():
             monkeypatch.setenv(key, value)
-        with pytest.raises(ParleyError, match="announced 2 processes, which did not all come"):
+        with pytest.raises(ParleyError, match="announced 2 processes, which did not all join"):
             run_here(tmp_path / "run", patience=1)
         assert not (tmp_path / "run").exists()
 

@@ -148,7 +148,7 @@ class TestFiles:
             checkpoint.load(path.parents[2], 3, state, transport)
         words = str(caught.value)
         assert words.startswith(f"checkpoint: {path} is damaged (")
-        assert words.endswith(f"remove {path.parent} to go on from the checkpoint before it")
+        assert words.endswith(f"remove {path.parent} to continue from the checkpoint before it")
 
     def test_another_graph(self, tmp_path: Path) -> None:
         state, _ = saved(tmp_path, graphs.ring(4))
@@ -273,7 +273,7 @@ def test_damage_is_named_nothing_is_changed_and_the_remedy_works(
     assert command.wait() == 2
     words = command.error()
     assert words.startswith(f"checkpoint: {newest} is damaged (")
-    assert f"remove {newest.parent} to go on" in words
+    assert f"remove {newest.parent} to continue" in words
     assert contents(out) == before
 
     for path in newest.parent.iterdir():

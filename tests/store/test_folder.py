@@ -42,7 +42,7 @@ def test_another_experiment_is_refused_and_untouched(tmp_path: Path, resume: boo
 def test_the_same_experiment_needs_the_word_resume(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.open(EXPERIMENT, resume=False)
-    with pytest.raises(ParleyError, match="add --resume to go on with it"):
+    with pytest.raises(ParleyError, match="add --resume to continue it"):
         run.open(EXPERIMENT, resume=False)
     run.open(EXPERIMENT.replace(workers=2, threads=3), resume=True)  # how, not what
 

@@ -129,7 +129,7 @@ class TestResults:
     def test_goes_on_where_it_stopped(self, searched: tuple[Path, list[tune.Trial]]) -> None:
         out, todo = searched
         before = {t.job.out: (t.job.out / "experiment.toml").stat().st_mtime_ns for t in todo}
-        with pytest.raises(BadValue, match="it is not empty; --resume goes on"):
+        with pytest.raises(BadValue, match="it is not empty; use --resume to continue"):
             tune.tune(todo, 1, out, resume=False)
         tune.tune(todo, 1, out, resume=True)
         after = {t.job.out: (t.job.out / "experiment.toml").stat().st_mtime_ns for t in todo}
