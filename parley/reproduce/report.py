@@ -112,7 +112,7 @@ def ablation_claims(results: Sequence[Result]) -> list[str]:
         how = f"{abs(told.mean):.1f} points {way}, {ends[0]:.1f} to {ends[1]:.1f}"
         lines.append(f"- {name}: {how} ({preset.group})")
     if undecided:
-        lines.append(f"- Not told apart from no difference: {'; '.join(undecided)}")
+        lines.append(f"- Inconclusive: {'; '.join(undecided)}")
     return lines
 
 
@@ -134,7 +134,7 @@ def order_claims(results: Sequence[Result]) -> list[str]:
         signs = [pair.ours.sign for pair in pairs]
         lines.append(
             f"- {group}: of {len(pairs)} pairs of methods, {signs.count(1)} are in the paper's "
-            f"order, {signs.count(-1)} the other way round, {signs.count(0)} not told apart"
+            f"order, {signs.count(-1)} the other way round, {signs.count(0)} inconclusive"
         )
     return lines
 

@@ -322,7 +322,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     page = report.markdown(found, {})
     assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
     assert "gradient as printed" not in page, "the paper's table is without it"
-    assert "In words" not in page and "Not told apart" not in page
+    assert "In words" not in page and "Inconclusive" not in page
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
     assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
 
@@ -368,7 +368,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     rows = {row[1]: row[2:] for row in report.ablation_rows(results)}
     assert {choice: row[-1] for choice, row in rows.items()} == {
         "floor": "**lower**",
-        "scale": "not told apart",
+        "scale": "inconclusive",
         "scope": "one seed: no claim",
         "floor and scale": "**lower**",
         "floor, beside scale": "**lower**",
@@ -381,7 +381,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
     assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
-    assert claims[-1] == "- Not told apart from no difference: CGA, scale as printed"
+    assert claims[-1] == "- Inconclusive: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
     told = json.loads(report.as_json(collect.Found(results)))["ablations"]
     assert {a["seeds"]: a["interval"] is None for a in told} == {5: False, 1: True}
@@ -391,7 +391,7 @@ def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
     results = [
         result
         for method, values in {
-            "cga": [88.0, 87.0, 87.6],  # highest of these four in the paper, ours not told apart
+            "cga": [88.0, 87.0, 87.6],  # highest of these four in the paper, ours inconclusive
             "ngc": [87.5, 87.4, 87.3],
             "dpsgd": [86.0, 85.0, 85.5],
             "compcga": [84.0, 83.1, 83.4],  # above D-PSGD in the paper
@@ -402,11 +402,11 @@ def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
     assert [(row[1], row[2], row[-1]) for row in rows] == [
         ("D-PSGD", "CompCGA", "**the other way round**"),
         ("CompCGA", "NGC", "as in the paper"),
-        ("NGC", "CGA", "not told apart"),
+        ("NGC", "CGA", "inconclusive"),
     ]
     assert report.order_claims(results) == [
         "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods 4 stand in the paper's order, 1 the "
-        "other way round, 1 not told apart"
+        "other way round, 1 inconclusive"
     ]
     assert report.order_rows(results_of("cga", as_run=[80.0])) == []
 
