@@ -85,7 +85,7 @@ def load(
     root = root or os.environ.get("PARLEY_DATA_ROOT")
     if source is not None and source.hub is None:
         for option in options or {}:
-            raise BadValue("data", option, f"no options; {name} has none")
+            raise BadValue("data", option, f"no options: {name} has none")
         data = digits()
     else:
         place, looked = _locate(name, source, root, chosen.folder)

@@ -68,7 +68,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
     valid = options(name)
     for option in values:
         if option not in valid:
-            listed = ", ".join(valid) or f"no options; {name} has none"
+            listed = ", ".join(valid) or f"no options: {name} has none"
             raise BadValue("model", option, listed, because=f"{name} has no such option")
     if any(size < 1 for size in input_shape):
         raise BadValue("data", input_shape, "inputs with no axis of length 0")

@@ -117,7 +117,7 @@ def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -
         for rank in (0, 1):
             assert hosts.err(rank).count("test samples") == 2
             assert (
-                "note: tested on 40 of 60 test samples; the others have gone with their hosts\n"
+                "note: tested on 40 of 60 test samples; the others are on absent hosts\n"
                 in hosts.err(rank)
             )
             assert "note: tested on 60 of 60 test samples again\n" in hosts.err(rank)

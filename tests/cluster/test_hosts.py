@@ -156,7 +156,7 @@ class TestOwnData:
             own.load({4: "wards:bad"})
         with pytest.raises(BadValue, match=r"agent 4: .*no attribute 'none'"):
             own.load({4: "wards:none"})
-        with pytest.raises(BadValue, match="nobody has said where its data lie"):
+        with pytest.raises(BadValue, match="the location of its data is not given"):
             own.load({}, [2])
         with pytest.raises(BadValue, match='unless the experiment has data = "own"'):
             run.problem(Experiment.of(agents=2), places={0: "x"})

@@ -271,7 +271,7 @@ class TestBadInput:
 
     def test_more_workers_than_agents(self, folder: Path) -> None:
         words = self.refused(folder, "--workers=11")
-        assert words == "workers: 11 is not valid (every worker hosts an agent); valid: 1 to 10"
+        assert words == "workers: 11 is not valid (every worker must host an agent); valid: 1 to 10"
 
     def test_workers_that_the_launcher_did_not_start(self, folder: Path) -> None:
         words = self.refused(folder, "--workers=3", environment=as_rank(0, 2))
@@ -280,7 +280,7 @@ class TestBadInput:
 
     def test_a_launcher_with_more_processes_than_agents(self, folder: Path) -> None:
         words = self.refused(folder, environment=as_rank(0, 11))
-        assert words == "workers: 11 is not valid (every worker hosts an agent); valid: 1 to 10"
+        assert words == "workers: 11 is not valid (every worker must host an agent); valid: 1 to 10"
 
     def test_a_launcher_that_says_too_little(self, folder: Path) -> None:
         words = self.refused(folder, environment={"RANK": "0", "WORLD_SIZE": "2"})
@@ -311,7 +311,9 @@ class TestBadInput:
 
     def test_another_experiment_in_the_folder(self, folder: Path, two: object) -> None:
         before = {p: p.read_bytes() for p in (folder / "two").rglob("*") if p.is_file()}
-        with pytest.raises(ParleyError, match=r"holds another experiment \(it differs in lr\)"):
+        with pytest.raises(
+            ParleyError, match=r"holds a different experiment \(they differ in lr\)"
+        ):
             run_here(folder / "two", workers=2, lr=0.2, resume=True)
         assert {p: p.read_bytes() for p in (folder / "two").rglob("*") if p.is_file()} == before
 

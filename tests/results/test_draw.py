@@ -172,7 +172,7 @@ def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Pat
 def test_long_sequences_are_drawn_in_part(figures: list[Figure], tmp_path: Path) -> None:
     topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
     assert len(figures[0].axes) == PANELS
-    assert f"{20 - PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
+    assert f"{20 - PANELS} more rounds not drawn" in figures[0].texts[0].get_text()
 
 
 def test_trees_grow_downwards_without_overlap() -> None:

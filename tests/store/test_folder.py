@@ -34,7 +34,9 @@ def test_another_experiment_is_refused_and_untouched(tmp_path: Path, resume: boo
     run.open(EXPERIMENT, resume=False)
     before = contents(tmp_path)
     other = EXPERIMENT.replace(lr=0.3, seed=4)
-    with pytest.raises(ParleyError, match=r"holds another experiment \(it differs in lr, seed\)"):
+    with pytest.raises(
+        ParleyError, match=r"holds a different experiment \(they differ in lr, seed\)"
+    ):
         run.open(other, resume)
     assert contents(tmp_path) == before
 

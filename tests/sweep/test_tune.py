@@ -188,7 +188,7 @@ class TestWhatIsAskedFor:
             "compare --tune 2 --algorithms ngc:lr=0.3",
         ):
             code, err = command(words)
-            assert code == 2 and "lr: 0.3 is not valid (tuning looks for it)" in err
+            assert code == 2 and "lr: 0.3 is not valid (tuning chooses it)" in err
 
     def test_a_given_averaging_rate_is_not_searched(self) -> None:
         at = (0.5, 0.5)
@@ -226,7 +226,7 @@ class TestWhatIsAskedFor:
 
     def test_a_rate_for_all_beside_tuned_ones_is_refused(self, command: Any) -> None:
         code, err = command("compare --tuned x.toml --lr 0.3")
-        assert code == 2 and "--tuned says it for each method" in err
+        assert code == 2 and "--tuned sets it for each method" in err
 
     def test_a_graph_behind_a_name_is_not_replaced(self, command: Any) -> None:
         words = "compare --algorithms dpsgd,relaysgd:topology=ring --partitions iid,skew:1"

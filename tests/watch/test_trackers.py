@@ -156,6 +156,6 @@ def test_bad_names_and_missing_packages_are_told_before_anything_is_done(
     ):
         parley.train(log="tensorboard")
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(BadValue, match=r"mlflow is not installed\); valid: after pip install"):
+    with pytest.raises(BadValue, match=r"mlflow is not installed\); valid: pip install"):
         parley.train(log="mlflow", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
