@@ -309,7 +309,7 @@ def test_a_trained_tokenizer_splits_words():
     assert (
         rows[0, 0] == 2 and 0 in rows[0] and rows[1, -1] == 3 and rows[2].tolist()[:3] == [2, 3, 0]
     )
-    with pytest.raises(BadValue, match=r"data.vocabulary: 20 .*letters.*a whole number of at least"):
+    with pytest.raises(BadValue, match=r"data.vocabulary: 20 .*letters.*number of at least"):
         tokens.train(texts_of(300), 20)
 
 

@@ -335,7 +335,7 @@ def test_the_command_writes_the_page_beside_the_runs(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["nowhere"], "run: 'nowhere' is not valid (it does not exist); valid: the folder of a run"),
+        (["nowhere"], "run: 'nowhere' is not valid (it does not exist)"),
         (["file.txt"], "run: 'file.txt' is not valid (it is a file)"),
         (
             ["empty"],
