@@ -326,7 +326,7 @@ class TestWhatIsSent:
     def test_messages_of_a_step(
         self, name: str, options: dict[str, Any], models: float, gradients: float
     ) -> None:
-        """Bytes an entry, for each of two neighbours; four scales where entries are bits."""
+        """Bytes per entry, for each of two neighbours; four scales where entries are bits."""
         hood = small.hood(graphs.ring(5), torch.float32)
         small.trajectory(build(name, options), hood, 3)
 

@@ -97,7 +97,7 @@ def test_without_a_folder_a_new_one_is_made(command):
         assert Path(f"runs/ngc-digits-00{number}/summary.json").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(command, monkeypatch):
+def test_ctrl_c_says_how_to_continue(command, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 

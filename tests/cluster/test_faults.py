@@ -51,14 +51,14 @@ def errors(hosts: Hosts) -> list[str]:
     return found
 
 
-def test_a_host_that_does_not_come(made: Any) -> None:
+def test_a_host_that_does_not_join(made: Any) -> None:
     for said in errors(made(3, [0, 1], patience=3)):
         assert said.startswith("workers: ")
         assert "3 seconds (--patience)" in said
         assert "did not all join" in said or "could not all be connected" in said
 
 
-def test_a_host_that_does_not_come_to_a_run_that_heals(made: Any) -> None:
+def test_a_host_that_does_not_join_a_run_that_heals(made: Any) -> None:
     for said in errors(made(3, [0, 1], patience=3, on_failure="heal")):
         assert "worker 2 did not report its agents within 3 seconds (--patience)" in said
 

@@ -76,7 +76,7 @@ class TestTheGraphThatIsLeft:
 
 
 @pytest.mark.parametrize("disk", ["kept", "lost"])
-def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> None:
+def test_a_host_that_dies_is_dropped_and_readmitted(hosts: Hosts, disk: str) -> None:
     """From its own folder, or with nothing: on a new machine."""
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.kill(2)
@@ -99,7 +99,7 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> 
     assert None not in hosts.records()[-1]["accuracy_agents"]
 
 
-def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -> None:
+def test_test_samples_on_absent_hosts_are_reported(tmp_path: Path) -> None:
     """Ten at each agent: sixty, then forty while a host is away, then sixty again."""
     hosts = Hosts(tmp_path, 3, odd=dict.fromkeys(range(3), "own test"), **RUN)
     try:
@@ -138,7 +138,7 @@ def test_a_silent_host_is_dropped_and_comes_back_by_itself(hosts: Hosts) -> None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_host_with_the_store_goes(hosts: Hosts, how: signal.Signals) -> None:
+def test_the_host_with_the_store_is_lost(hosts: Hosts, how: signal.Signals) -> None:
     """The others stop, say how to go on, and all go on from there."""
     hosts.until(lambda: len(hosts.records(1)) >= 2)
     hosts.send(0, how)

@@ -281,7 +281,7 @@ class TestHandshake:
         assert str(found[0]).startswith("hosts do not agree: ")
         assert words.format(here=here()) in str(found[0])
 
-    def test_a_peer_that_says_nothing_is_named(self) -> None:
+    def test_a_silent_peer_is_named(self) -> None:
         peers = Noticeboard(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
         with pytest.raises(ParleyError, match=r"worker 1 did not report its claims within 0\.2"):
             handshake.agree(peers, [0], {})

@@ -346,7 +346,7 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         ({"model": "resnet20", "agents": 2}, True, 2),
     ],
 )
-def test_workers_when_nobody_has_said(
+def test_workers_by_default(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     options: dict[str, Any],

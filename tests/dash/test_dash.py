@@ -231,7 +231,7 @@ def test_a_damaged_status_or_summary(tmp_path: Path) -> None:
     assert state(tmp_path)["state"] == "stopped"
 
 
-def test_a_real_run_while_it_goes_on_and_after_it_was_killed(tmp_path: Path) -> None:
+def test_a_real_run_while_active_and_after_it_was_killed(tmp_path: Path) -> None:
     long = ("train", "--agents=3", "--epochs=100000", "--evaluate-every=20")
     command = Command(tmp_path, *long, "--out", tmp_path / "runs/live")
     runs = Runs(tmp_path / "runs")

@@ -429,7 +429,7 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
         ("0 1 nan\n", "line 1: '0 1 nan'"),
     ],
 )
-def test_a_bad_file_is_told_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_bad_file_is_reported_with_the_line(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "graph.txt"
     path.write_text(text)
     with pytest.raises(BadValue) as error:
@@ -499,7 +499,7 @@ def test_a_topology_passes_through_or_is_reweighted() -> None:
         (None, 3, "topology", "a networkx graph or a Topology"),
     ],
 )
-def test_a_bad_spec_is_told_why(spec: str, agents: int | None, field: str, told: str) -> None:
+def test_a_bad_spec_gets_a_reason(spec: str, agents: int | None, field: str, told: str) -> None:
     with pytest.raises(BadValue) as error:
         parse(spec, agents)
     assert error.value.field == field
@@ -534,7 +534,7 @@ def test_no_agents(build, agents: int) -> None:  # type: ignore[no-untyped-def]
         ),
     ],
 )
-def test_bad_weights_are_told_why(weights: Weights, told: str) -> None:
+def test_bad_weights_get_a_reason(weights: Weights, told: str) -> None:
     with pytest.raises(BadValue) as error:
         tp.directed_ring(4, weights=weights)
     assert error.value.field == "weights"

@@ -70,7 +70,7 @@ class TestWho:
 
 
 class TestGradients:
-    def test_of_the_own_data(self) -> None:
+    def test_of_the_agents_own_data(self) -> None:
         hood = small.hood(graphs.ring(4))
         x_AD = values(hood)
         g_AD, loss_A = hood.gradient(x_AD, small.batches(hood.placement).at(0))

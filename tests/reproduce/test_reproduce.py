@@ -422,7 +422,7 @@ def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
     assert page.read_text() == "by hand\n"
 
 
-def test_interrupted_runs_go_on(small: list[Preset], tmp_path: Path) -> None:
+def test_interrupted_runs_continue(small: list[Preset], tmp_path: Path) -> None:
     job = campaign.jobs(small[:1], Order(), tmp_path)[0]
     finish(small[:1], tmp_path)
     whole = RunFolder(job.out).records()

@@ -59,7 +59,7 @@ def test_an_unknown_ending(name: str) -> None:
         assert e.value.field == "out"
 
 
-def test_wrong_holdings_are_told(tmp_path: Path) -> None:
+def test_wrong_holdings_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "a.png"
     with pytest.raises(BadValue, match=r"holdings: \(4, 3\) is not valid; valid: shape \(5, cl"):
         topology_picture(ring(5), out, HOLDINGS)

@@ -126,7 +126,7 @@ class TestResults:
         cells = [line.split("|") for line in (out / "table.md").read_text().splitlines()[2:]]
         assert [int(row[-2]) for row in cells] == [1, 1]
 
-    def test_goes_on_where_it_stopped(self, searched: tuple[Path, list[tune.Trial]]) -> None:
+    def test_continues_where_it_stopped(self, searched: tuple[Path, list[tune.Trial]]) -> None:
         out, todo = searched
         before = {t.job.out: (t.job.out / "experiment.toml").stat().st_mtime_ns for t in todo}
         with pytest.raises(BadValue, match="it is not empty; use --resume to continue"):
