@@ -278,7 +278,7 @@ class TestSpecs:
         "spec, words",
         [
             ("topk", "valid: topk:0.01"),
-            ("topk:0", "valid: topk:0.01 .a share above 0, up to 1"),
+            ("topk:0", "valid: topk:0.01 .0 < fraction <= 1"),
             ("topk:1.5", "valid: topk:0.01"),
             ("topk:nan", "valid: topk:0.01"),
             ("randomk:half", "valid: randomk:0.01 or randomk:0.01,unbiased"),

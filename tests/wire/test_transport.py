@@ -274,7 +274,7 @@ class TestRefusals:
         assert got in second
         assert expected not in second
 
-    def test_a_worker_that_has_gone(self, refusals: dict[str, str]) -> None:
+    def test_a_worker_that_was_lost(self, refusals: dict[str, str]) -> None:
         """It is named, and gloo's own words are left out."""
         assert (
             refusals["gone"] == "WorkerLost: workers: worker 1 has gone (it closed its connection)"
