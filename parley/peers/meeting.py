@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from parley.cluster.heal import without
-from parley.cluster.join import Deliberation, Gathering, Knock, Roster
+from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
 from parley.cluster.noticeboard import Board, Member, listed, read_failure, written_failure
 from parley.errors import ParleyError
 from parley.graphs import Topology
@@ -114,7 +114,7 @@ class PeerMeeting(Gathering):
         assert self.now.group is not None
         return PeerTransport(placement, None, self.now.group)
 
-    def council(self) -> Deliberation | None:
+    def membership(self) -> Rosters | None:
         """None: when one is lost, all stop."""
         return None
 
@@ -132,7 +132,7 @@ class PeerMeeting(Gathering):
         """When one fails, all end, with the words of the first that failed."""
         try:
             yield
-        except Knock:
+        except RejoinRequest:
             raise
         except WorkerLost as lost:
             if not final or lost is self.links.failure:

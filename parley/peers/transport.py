@@ -12,9 +12,9 @@ from torch import Tensor
 from parley.errors import ParleyError
 from parley.peers.group import Group
 from parley.wire.clock import Clock
+from parley.wire.edges import Route
 from parley.wire.placement import Placement
-from parley.wire.transport import Request, Spread
-from parley.wire.transport import _Route as Route
+from parley.wire.spread import Request, Spread
 
 
 class _Parcel:

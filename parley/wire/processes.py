@@ -1,0 +1,102 @@
+"""Agents spread over workers, with messages between them by `torch.distributed`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from parley.errors import ParleyError
+from parley.wire.clock import Clock
+from parley.wire.edges import Route
+from parley.wire.placement import Placement
+from parley.wire.spread import Request, Spread
+from parley.wire.transport import WorkerLost
+
+
+class _Work:
+    """Something that `torch.distributed` does with some workers."""
+
+    def __init__(self, workers: Sequence[int], work: dist.Work) -> None:
+        self._workers = workers
+        self._work = work
+
+    def wait(self) -> None:
+        """Returns once it is done; says in words which worker has gone."""
+        with _reaching(*self._workers):
+            self._work.wait()
+
+
+class Processes(Spread):
+    """Agents spread over the processes of a `torch.distributed` group."""
+
+    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+        super().__init__(placement, clock)
+        if placement.workers != dist.get_world_size():
+            raise ParleyError(
+                f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
+            )
+        if placement.here != dist.get_rank():
+            raise ParleyError(
+                f"placement: this is process {dist.get_rank()}, not worker {placement.here}"
+            )
+        # Gloo moves memory of the CPU; NCCL that of the GPU.
+        self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> Sequence[Request]:
+        peers = [peer for peer, _ in (*route.of, *route.to)]
+        with _reaching(*dict.fromkeys(peers)):
+            sends = [dist.P2POp(dist.isend, outbox_RB[part], peer) for peer, part in route.to]
+            receipts = [dist.P2POp(dist.irecv, inbox_RB[part], peer) for peer, part in route.of]
+            # Gloo tells a sender that its message is awaited on the connection that also carries
+            # the own message, behind which it would wait: the two directions would take turns.
+            works = dist.batch_isend_irecv(receipts + sends)
+        # Gloo makes a request of each, NCCL one of all.
+        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
+        return [_Work(workers, work) for workers, work in zip(each, works, strict=True)]
+
+    def gather(self, values_A: Tensor) -> Tensor:
+        """The rows of all agents, in agent order, on every worker."""
+        self._settle()
+        worker_of, workers = self.placement.worker_of, self.placement.workers
+        hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
+        most = max(map(len, hosts))  # everyone sends as many rows
+        own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
+        own[: len(values_A)] = values_A
+        every = [torch.empty_like(own) for _ in hosts]
+        with _reaching():
+            dist.all_gather(every, own)
+        all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
+        for agents, rows in zip(hosts, every, strict=True):
+            all_rows[agents] = rows[: len(agents)].to(values_A.device)
+        return all_rows
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker, in whatever order."""
+        self._settle()
+        total = values.to(self._wire_device, copy=True)
+        with _reaching():
+            dist.all_reduce(total)
+        return total.to(values.device)
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
+        sent = values.to(self._wire_device, copy=True).contiguous()
+        with _reaching():
+            dist.broadcast(sent, self.placement.worker_of[agent])
+        return sent.to(values.device)
+
+
+@contextmanager
+def _reaching(*workers: int) -> Iterator[None]:
+    """Says in words that one of these workers (or of all, if none is named) has gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        # What gloo says is for its developers: file, line, and which setting to debug with.
+        timed_out = "imed out" in str(error) or "imeout" in str(error)
+        why = "it did not answer in time" if timed_out else "it closed its connection"
+        who = f"worker {' or '.join(map(str, workers))}" if workers else "another worker"
+        raise WorkerLost(f"workers: {who} has gone ({why})", workers, timed_out) from None
