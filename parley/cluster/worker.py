@@ -237,21 +237,22 @@ class Worker:
         before = membership.roster(roster.generation - 1) if roster.generation else ()
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
-        journal.note(
-            {
-                "generation": roster.generation,
-                "epoch": run.epoch,
-                "step": run.step,
-                "workers": list(roster.workers),
-                "gone": gone,
-                "back": back,
-                "bridges": [list(bridge) for bridge in bridges],
-            }
-        )
+        label = self.meeting.label
+        event = {
+            "generation": roster.generation,
+            "epoch": run.epoch,
+            "step": run.step,
+            "workers": [label(worker) for worker in roster.workers],
+            "gone": [label(worker) for worker in gone],
+            "back": [label(worker) for worker in back],
+            "bridges": [list(bridge) for bridge in bridges],
+        }
+        journal.note(event, self.meeting.apart)
         for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
-                log.info("worker %d %s %s (step %d)", worker, word, listed(agents), run.step)
+                who = worker_name(self.meeting.label(worker))
+                log.info("%s %s %s (step %d)", who, word, listed(agents), run.step)
         if run.test.count != self.tested_on:
             rest = "; the others are on absent hosts" if run.test_samples_absent else " again"
             log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
@@ -259,6 +260,15 @@ class Worker:
         if bridges:
             pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
             log.info("the graph was disconnected; added edges: %s", pairs)
+
+
+def worker_name(label: int | str) -> str:
+    """A worker in words: its own name, or its number.
+
+    >>> worker_name("ward-a"), worker_name(2)
+    ('ward-a', 'worker 2')
+    """
+    return label if isinstance(label, str) else f"worker {label}"
 
 
 def _restarts() -> int:

@@ -36,9 +36,6 @@ def checked(peers: Peers, experiment: Experiment, topology: Topology | None = No
     peers.check_agents(experiment.agents)
     if experiment.links:
         raise BadValue("links", experiment.links, "none", "the network between peers is real")
-    if experiment.on_failure == "heal":
-        because = "peers stop together when one is lost, and go on with --resume"
-        raise BadValue("on_failure", "heal", "stop", because)
     device_of(experiment.device)
     graph = topology_of(experiment) if topology is None else topology
     peers.check_links(sorted(talking(peers.worker_of(), graph)))
@@ -111,9 +108,11 @@ def join(
             rank=number,
             world=len(peers.names),
             patience=experiment.patience,
+            heals=experiment.on_failure == "heal",
             links=links,
             peers=peers,
             topology=graph,
+            out=out,
         )
         assignment = Assignment(
             experiment, load, out, resume, watch, sorted(peers.peer[number].agents)

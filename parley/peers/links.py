@@ -90,6 +90,8 @@ class Link:
     """Its last words, if it has left of its own accord."""
     restarted: bool = False
     """Whether it has been started anew since the generation began."""
+    given_up: bool = False
+    """Whether somebody has waited for it in vain since then."""
 
 
 class Links:
@@ -124,6 +126,8 @@ class Links:
         """Raised by whoever waits, once set."""
         self.listeners: list[Callable[[str, Any], None]] = []
         """Told of messages for everyone: who sent it, and what."""
+        self.ended = -1
+        """The newest generation of which others have said that it is over."""
         self.bytes_sent = 0
         certificate = keys.read_certificate(identity.certificate)
         self._security = Security(identity, peers, certificate)
@@ -173,7 +177,10 @@ class Links:
                 body = self.mailbox.take(lane, generation, name, number)
                 if body is not None:
                     break
+                if generation <= self.ended:
+                    raise WorkerLost("peers: others have ended this generation")
                 if (why := self._lost(link, began)) is not None:
+                    link.given_up = not link.restarted
                     raise WorkerLost(
                         f"peers: {name} has gone ({why})", [self.peers.number(name)], True
                     )
@@ -199,12 +206,18 @@ class Links:
             self.failure = self.failure or error
             self.changed.notify_all()
 
+    def end(self, generation: int) -> None:
+        """Nobody need wait for messages of this generation any longer."""
+        with self.changed:
+            self.ended = max(self.ended, generation)
+            self.changed.notify_all()
+
     def begin(self, generation: int) -> None:
         """A new generation: older messages do not count, nor who was started anew before."""
         with self.changed:
             self.mailbox.begin(generation)
             for link in self.links.values():
-                link.restarted = False
+                link.restarted = link.given_up = False
                 if link.connection is not None:
                     self._pause(link)
         self._wake()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from parley.cluster.heal import without
@@ -11,10 +12,11 @@ from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
 from parley.cluster.noticeboard import Board, Member, listed, read_failure, written_failure
 from parley.errors import ParleyError
 from parley.graphs import Topology
-from parley.peers.board import PeerBoard
+from parley.peers.board import PeerBoard, Replay
 from parley.peers.file import Peers
 from parley.peers.group import Group
 from parley.peers.links import Links
+from parley.peers.membership import PeerMembership, asked_words
 from parley.peers.transport import PeerTransport
 from parley.wire.placement import Placement
 from parley.wire.transport import GATHERED_BYTES, Transport, WorkerLost
@@ -42,8 +44,7 @@ class _Now:
     """What changes while peers train."""
 
     group: Group | None = None
-    said: list[tuple[str, list[Any]]] = field(default_factory=list)
-    """The words of the start, for those who come later."""
+    membership: PeerMembership | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,8 @@ class PeerMeeting(Gathering):
     links: Links
     peers: Peers
     topology: Topology
+    out: Path | None = None
+    """The run's folder, where this peer keeps what it has promised."""
     now: _Now = field(default_factory=_Now)
     apart: ClassVar[bool] = True
 
@@ -74,12 +77,29 @@ class PeerMeeting(Gathering):
         group = Group(self.links, self.peers.names, talking(worker_of, self.topology), LOBBY)
         self.links.want(group.partners)
         log.info("%s waits for %s", self.links.me, ", ".join(group.partners))
-        self._await(group.partners)
-        return PeerBoard(group, self.patience, note=lambda *said: self.now.said.append(said))
+        membership = self.now.membership
+        if membership is None:
+            self._await(group.partners)
+            return PeerBoard(group, self.patience)
+        if not membership.came_back:
+            self._await(group.partners, or_begun=True)
+            membership.came_back = self._others_have_begun()
+        if not membership.came_back:
+            return PeerBoard(group, self.patience, note=lambda *said: membership.words.append(said))
+        self.links.want(list(self.links.links))
+        words = membership.words or asked_words(self.links, membership, self.patience)
+        return Replay(self.peers.names, self.rank, self.patience, words)
 
-    def _await(self, names: Sequence[str]) -> None:
+    def _others_have_begun(self) -> bool:
+        return any(said.get("begun") for said in self.links.hellos.values())
+
+    def _await(self, names: Sequence[str], or_begun: bool = False) -> None:
         links = self.links
-        if links.until(lambda: all(map(links.connected, names)), self.patience):
+
+        def ready() -> bool:
+            return all(map(links.connected, names)) or (or_begun and self._others_have_begun())
+
+        if links.until(ready, self.patience):
             return
         missing = [name for name in names if not links.connected(name)]
         troubles = {name: links.links[name].trouble or "it did not call" for name in missing}
@@ -103,6 +123,7 @@ class PeerMeeting(Gathering):
         group = Group(self.links, names, talking(seats, graph), generation)
         self.links.begin(generation)
         self.links.want(group.partners)
+        self.links.hello["begun"] = True
         self.now.group = group
         known = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
         board = PeerBoard(group, self.patience, known)
@@ -115,17 +136,34 @@ class PeerMeeting(Gathering):
         return PeerTransport(placement, None, self.now.group)
 
     def membership(self) -> Rosters | None:
-        """None: when one is lost, all stop."""
-        return None
+        """Agreed on by a majority of the peers."""
+        if self.heals and self.now.membership is None:
+            self.now.membership = PeerMembership(
+                self.links, self.rank, self.world, self.patience, self.out
+            )
+            self.links.hello["begun"] = self.now.membership.came_back
+        return self.now.membership
 
     def _hear(self, origin: str, said: Any) -> None:
-        """Another peer has said something to everyone."""
-        if isinstance(said, dict) and said.get("kind") == "failure":
+        """Another peer has said something to everyone; called by the thread of the links."""
+        kind = said.get("kind") if isinstance(said, dict) else None
+        membership = self.now.membership
+        if kind == "failure":
             try:
                 error = read_failure(str(said["note"]))
             except (KeyError, ValueError, TypeError):
                 return
-            self.links.fail(error.saying(f"{error} (said by {origin})"))
+            self.links.fail(error.saying(f"{error} (reported by {origin})"))
+        elif membership is None:
+            return
+        elif kind == "view" and origin in self.peers.names:
+            membership.hear(self.peers.number(origin), said.get("said"))
+        elif kind == "words?" and self.now.group is not None:
+            self.links.flood({"kind": "words", "to": origin, "words": membership.words})
+        elif kind == "words" and said.get("to") == self.links.me and not membership.words:
+            membership.words = [(str(what), answers) for what, answers in said["words"]]
+        elif kind == "done":
+            membership.over = True
 
     @contextmanager
     def ending_together(self, board: Board, final: bool) -> Iterator[None]:
@@ -157,5 +195,5 @@ class PeerMeeting(Gathering):
     def _explained(self, lost: WorkerLost) -> WorkerLost:
         hosted = [self.peers.peer[worker] for worker in lost.workers]
         agents = "; ".join(listed(peer.agents) for peer in hosted)
-        then = "start all peers again with --resume"
+        then = 'start all peers again with --resume, or set on_failure = "heal"'
         return lost.saying(f"{lost}, with {agents}; {then}" if agents else f"{lost}; {then}")
