@@ -46,8 +46,9 @@ class Parley:
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
         from parley.training.events import Started
         from parley.training.run import Run
+        from parley.wire.local import Local
         from parley.wire.placement import spread
-        from parley.wire.transport import Local, Processes
+        from parley.wire.processes import Processes
 
         placement = spread(case.topology(), workers, rank)
         problem = case.problem(placement.agents)

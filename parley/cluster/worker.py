@@ -34,8 +34,10 @@ from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
+from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.transport import Local, Processes, Transport, WorkerLost
+from parley.wire.processes import Processes
+from parley.wire.transport import Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 

@@ -33,6 +33,7 @@ class Clusters:
         self._dense = Dense(engine.task.size)
         topology, placement = transport.topology, transport.placement
         row, number, edges = placement.row, placement.number, topology.edges
+        lists = transport.edges
         device, dtype = engine.task.start().device, engine.task.dtype
 
         def index(values: list[int]) -> Tensor:
@@ -49,13 +50,11 @@ class Clusters:
         shares = [topology.edge_weights[e] / total[i] for e, (_, i) in enumerate(edges)]
         own = [topology.self_weights[i] / total[i] for i in placement.agents]
         self._self_share_A1 = numbers(own)[:, None]
-        self._share_in = [numbers([shares[e] for e in r]) for r in transport.incoming_of]
-        self._share_out = [numbers([shares[e] for e in r]) for r in transport.outgoing_of]
-        self._receiver = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
-        self._sender = [[row[edges[e][0]] for e in r] for r in transport.outgoing_of]
+        self._share_in = [numbers([shares[e] for e in r]) for r in lists.incoming_of]
+        self._share_out = [numbers([shares[e] for e in r]) for r in lists.outgoing_of]
 
         # Between agents hosted here, an edge is a pair of a model and a batch.
-        inside = [edges[e] for r in transport.inside for e in r]
+        inside = [edges[e] for r in lists.inside for e in r]
         self._pairs = Pairs(
             index([row[j] for j, _ in inside]),
             torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
@@ -63,16 +62,15 @@ class Clusters:
         )
         self._pair_rows: list[int] = self._pairs.rows.tolist()
         self._pair_receiver = self._pairs.rows.to(device)
-        self._pair_share = numbers([shares[e] for r in transport.inside for e in r])
+        self._pair_share = numbers([shares[e] for r in lists.inside for e in r])
         self._inside = [
             _Meetings(*_unzipped([(row[j], row[i], number(j)) for j, i in (edges[e] for e in r)]))
-            for r in transport.inside
+            for r in lists.inside
         ]
         self._from_others = [
             _Meetings(*_unzipped([(-1, row[i], number(j)) for j, i in (edges[e] for e in r)]))
-            for r in transport.from_others
+            for r in lists.from_others
         ]
-        self._alone = not any(transport.from_others) and not any(transport.to_others)
         self._shares: dict[float, tuple[Share, ...]] = {}
         self._orders: dict[tuple[float, bool], _Orders] = {}
 
@@ -129,7 +127,7 @@ class Clusters:
         x_AD, of_others = x_I.source_AD, x_I.of_others
         assert x_AD is not None and of_others is not None
         length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
-        if self._alone:
+        if self.transport.edges.alone:
             for r in self._rounds if alpha > 0 else ():
                 self.transport.count_replies(r, "cross_gradients", length, step)
             sums = [mean_AD] * (alpha < 1) + [replies_AD] * (alpha > 0)
@@ -181,7 +179,7 @@ class Clusters:
         worker followed by the others.
         """
         if (alpha, apart) not in self._orders:
-            transport = self.transport
+            lists = self.transport.edges
 
             def sums(
                 all_of: Sequence[Sequence[int]],
@@ -192,7 +190,7 @@ class Clusters:
             ) -> list[Sums]:
                 made = []
                 for edges, inside, others, targets, weight in zip(
-                    all_of, transport.inside, others_of, targets_of, weight_of, strict=True
+                    all_of, lists.inside, others_of, targets_of, weight_of, strict=True
                 ):
                     stand = (*inside, *others) if apart else edges
                     place = {e: k for k, e in enumerate(stand)}
@@ -200,10 +198,10 @@ class Clusters:
                     made.append(Sums(targets, rows, share * weight, self.engine.crew))
                 return made
 
-            came, went = transport.from_others, transport.to_others
+            came, went = lists.from_others, lists.to_others
             self._orders[alpha, apart] = _Orders(
-                sums(transport.incoming_of, came, self._receiver, self._share_in, 1 - alpha),
-                sums(transport.outgoing_of, went, self._sender, self._share_out, alpha),
+                sums(lists.incoming_of, came, lists.receivers_of, self._share_in, 1 - alpha),
+                sums(lists.outgoing_of, went, lists.senders_of, self._share_out, alpha),
             )
         return self._orders[alpha, apart]
 

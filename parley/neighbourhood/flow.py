@@ -60,7 +60,7 @@ class Mail(OnEdges):
         """What other workers' agents have sent on the edges of a round, besides `source_AD`."""
         self.arrived = arrived
         """All that other workers' agents have sent, if it can be used in place: then an edge's
-        value is row `Transport.row_of` of `source_AD` followed by this."""
+        value is row `Edges.row_of` of `source_AD` followed by this."""
 
     def messages(self) -> Iterator[Tensor]:
         """The messages of each round's edges."""

@@ -15,7 +15,6 @@ added at the end.
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -78,13 +77,11 @@ class Neighbourhood:
         """Entries of each parameter tensor in the flat vector."""
         self._dense = Dense(self.task.size)
 
-        topology, row = transport.topology, self.placement.row
+        topology, lists = transport.topology, transport.edges
+        self._lists = lists
         here, number = list(self.placement.agents), self.placement.number
         edges, weights = topology.edges, topology.edge_weights
         device, dtype = self.task.start().device, self.task.dtype
-
-        def index(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
 
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
@@ -94,44 +91,42 @@ class Neighbourhood:
         self._self_weight_A = column([topology.self_weights[i] for i in here])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
-        self._weight_in = [column([weights[e] for e in r])[:, 0] for r in transport.incoming_of]
+        self._weight_in = [column([weights[e] for e in r])[:, 0] for r in lists.incoming_of]
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
         self.weight_sum_A = column([total[i] for i in here])
         """The sum of each agent's weights: 1 unless W is only column-stochastic, [A, 1]."""
-        self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
-        self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
+        self._owners = [[number(edges[e][0]) for e in r] for r in lists.incoming_of]
         self.everyone = tuple(map(number, range(topology.agents)))
         """The numbers of all agents that take part."""
         self.edges = [(number(j), number(i)) for j, i in edges]
         """All edges of the graph, from sender to receiver, by the agents' numbers."""
-        self.edges_I = [self.edges[e] for r in transport.incoming_of for e in r]
+        self.edges_I = [self.edges[e] for e in lists.incoming]
         """The same for axis I."""
-        self.edges_O = [self.edges[e] for r in transport.outgoing_of for e in r]
+        self.edges_O = [self.edges[e] for e in lists.outgoing]
         """The same for axis O."""
-        self.incoming = sum(len(r) for r in transport.incoming_of)
+        self.incoming = len(lists.incoming)
         """Size of axis I. Edges are in the order of the rounds."""
-        self.outgoing = sum(len(r) for r in transport.outgoing_of)
+        self.outgoing = len(lists.outgoing)
         """Size of axis O. Edges are in the order of the rounds."""
-        self.receiver_I = index([row[edges[e][1]] for r in transport.incoming_of for e in r])
+        self.receiver_I = lists.receivers.to(device)
         """Row on axis A of the agent where each incoming edge ends."""
-        self.sender_O = index([row[edges[e][0]] for r in transport.outgoing_of for e in r])
+        self.sender_O = lists.senders.to(device)
         """Row on axis A of the agent where each outgoing edge starts."""
 
         self.neighbours = [tuple(j for j, i in self.edges if i == agent) for agent in self.agents]
         """Whose values each hosted agent receives, by the agents' numbers."""
 
-        self._alone = not any(transport.from_others) and not any(transport.to_others)
         self._clusters = Clusters(transport, engine)
         # The mean of the agents' own values and the others', in place, and one round at a time.
         own = range(len(here))
-        places = [transport.row_of[e] for r in transport.incoming_of for e in r]
+        places = [lists.row_of[e] for e in lists.incoming]
         every = torch.cat([self._self_weight_A[:, 0], *self._weight_in])
         self._mean = Sums([*own, *self.receiver_I.tolist()], [*own, *places], every, engine.crew)
         self._mean_of_rounds = [
             Sums(rows, range(len(rows)), weight, engine.crew)
-            for rows, weight in zip(self._rows, self._weight_in, strict=True)
+            for rows, weight in zip(lists.receivers_of, self._weight_in, strict=True)
         ]
 
     def at(self, step: int) -> "Neighbourhood":
@@ -193,16 +188,16 @@ class Neighbourhood:
         seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
 
         def of_others(r: int) -> Tensor:
-            return codec.decode(arrivals.of_others(self.transport.from_others[r]), x_AD.dtype)
+            return codec.decode(arrivals.of_others(self._lists.from_others[r]), x_AD.dtype)
 
         def make() -> Iterator[Tensor]:
-            return map(arrivals.of, self.transport.incoming_of)
+            return map(arrivals.of, self._lists.incoming_of)
 
         def arrived() -> Tensor:
-            return seen_AD[:0] if self._alone else codec.decode(arrivals.others(), x_AD.dtype)
+            return seen_AD[:0] if self._lists.alone else codec.decode(arrivals.others(), x_AD.dtype)
 
         # Plain numbers can be read in place; other messages are decoded one round at a time.
-        as_it_lies = arrived if self._alone or isinstance(codec, Dense) else None
+        as_it_lies = arrived if self._lists.alone or isinstance(codec, Dense) else None
         return seen_AD, Mail(codec, x_AD.dtype, make, seen_AD, of_others, as_it_lies)
 
     def _dense_of(self, x_AD: Tensor) -> Dense:
@@ -224,7 +219,7 @@ class Neighbourhood:
 
         def make() -> Iterator[Tensor]:
             for r, x_ED in zip(self._rounds, x_I, strict=True):
-                rows, owners = self._rows[r], self._owners[r]
+                rows, owners = self._lists.receivers_of[r], self._owners[r]
                 yield self._dense.encode(self._computed(x_ED, batch, rows, owners)[1])
 
         return CrossGradients(self._dense, make, x_I, batch)
@@ -255,7 +250,7 @@ class Neighbourhood:
         def make() -> Generator[Tensor, None, Tensor]:
             new_ID = e_ID.clone()
             for r, e_ED, g_ED in zip(self._rounds, self._kept(new_ID), g_I, strict=True):
-                codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
+                codec_E = self._keyed_to(self._owners[r], self._lists.receivers_of[r], codec)
                 wire_EB = codec_E.take(e_ED.add_(g_ED))
                 self._keep(new_ID, r, e_ED)
                 yield wire_EB
@@ -357,7 +352,7 @@ class Neighbourhood:
 
     def cross_accuracy(self, x_I: OnEdges, batch: Batch) -> Mail:
         """The accuracy of each neighbour's model on the agent's own batch, one number per edge."""
-        rounds = zip(x_I, self._rows, strict=True)
+        rounds = zip(x_I, self._lists.receivers_of, strict=True)
         found = [self._accuracy(x_ED, batch, rows) for x_ED, rows in rounds]
         start = self.task.start()
         return self.stored(torch.cat(found) if found else start.new_zeros(0, 1))
@@ -389,7 +384,7 @@ class Neighbourhood:
         return codec.keyed(hashed(self.engine.seed, self.step, 0, *ends))
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
-        return iter(values_ID.split([len(rows) for rows in self._rows]))
+        return iter(values_ID.split([len(rows) for rows in self._lists.receivers_of]))
 
     def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
         """The state of the edges of each round."""
@@ -406,13 +401,11 @@ class _Phase(Neighbourhood):
         super().__init__(whole.transport.on(topology), whole.engine, whole._batches, whole.meter)
         self._whole = whole
         every = whole.transport.topology.edges
-        place = {
-            every[e]: n for n, e in enumerate(chain.from_iterable(whole.transport.incoming_of))
-        }
+        place = {every[e]: n for n, e in enumerate(whole.transport.edges.incoming)}
         edges, device = topology.edges, self.task.start().device
         self._places = [
             torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
-            for r in self.transport.incoming_of
+            for r in self._lists.incoming_of
         ]
 
     def zeros_I(self) -> Tensor:

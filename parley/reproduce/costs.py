@@ -25,8 +25,8 @@ from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction, evaluate
 from parley.training.events import StepDone
 from parley.training.run import Problem, Run
 from parley.version import __version__
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "cifar10": (3, 32, 32),

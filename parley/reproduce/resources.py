@@ -23,8 +23,9 @@ from parley.reproduce import costs
 from parley.reproduce.presets import METHODS, Preset, presets, read_csv
 from parley.training.events import EpochDone
 from parley.training.run import Run
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import HEADER, Local
+from parley.wire.transport import HEADER
 
 ROUNDS = {"dpsgd": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
 """f of the formula; 1 + 1/32 for the compressed methods."""

@@ -219,8 +219,8 @@ def _axes(transport: Transport) -> dict[str, list[list[int]]]:
     """What each row of an axis stands for: an agent, or an edge as [sender, receiver]."""
     number = transport.placement.number
     edges = [[number(sender), number(receiver)] for sender, receiver in transport.topology.edges]
-    incoming = [edges[e] for r in transport.incoming_of for e in r]
-    outgoing = [edges[e] for r in transport.outgoing_of for e in r]
+    incoming = [edges[e] for e in transport.edges.incoming]
+    outgoing = [edges[e] for e in transport.edges.outgoing]
     return {"A": [[a] for a in transport.placement.hosted], "I": incoming, "O": outgoing}
 
 

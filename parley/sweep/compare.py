@@ -37,8 +37,8 @@ from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.log import console
 from parley.watch.progress import bars, brief, megabytes, status
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 logger = logging.getLogger(__name__)
 

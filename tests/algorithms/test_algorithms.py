@@ -227,7 +227,7 @@ def test_ngc_is_affine_in_alpha() -> None:
 def test_on_identical_data_and_models_the_rules_are_dpsgds(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All gradients of the neighbourhood are then the same as its own, so nothing is left to correct."""
+    """All gradients of the neighbourhood then equal its own, so nothing is left to correct."""
     monkeypatch.setattr(small, "samples", lambda agents: _one_dataset_for_all(agents))
     topology = graphs.ring(4)
     hood, plain = small.hood(topology), small.hood(topology)

@@ -36,8 +36,8 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Gradient, Neighbourhood
+from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
-from parley.wire.transport import Local
 from tests import small
 
 D = 3

@@ -20,7 +20,8 @@ from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompNGC, build
 from parley.errors import BadValue
 from parley.graphs import Topology, parse, sequences
 from parley.wire.placement import Placement
-from parley.wire.transport import KINDS, Processes
+from parley.wire.processes import Processes
+from parley.wire.transport import KINDS
 from tests import reference, small
 from tests.processes import PATIENCE, process
 from tests.wire.test_transport import joined
@@ -310,7 +311,7 @@ def test_errors_stay_with_their_edges() -> None:
     topology = tp.sequence([nx.Graph([(0, 1)]), nx.Graph([(1, 2)])])
     hood = small.hood(topology)
     e_ID = hood.zeros_I()
-    edges = [topology.edges[e] for r in hood.transport.incoming_of for e in r]
+    edges = [topology.edges[e] for e in hood.transport.edges.incoming]
     assert len(e_ID) == len(edges) == 4
     kept = {}
     for step in range(4):
@@ -322,7 +323,7 @@ def test_errors_stay_with_their_edges() -> None:
         )
         sent_ID = phase.collect(flow)
         e_ID = flow.errors
-        here = [phase.transport.topology.edges[e] for r in phase.transport.incoming_of for e in r]
+        here = [phase.transport.topology.edges[e] for e in phase.transport.edges.incoming]
         for n, edge in enumerate(edges):
             if edge in here:
                 row = here.index(edge)

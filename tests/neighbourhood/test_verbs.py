@@ -13,8 +13,8 @@ from parley.compute.task import Task
 from parley.graphs import Topology
 from parley.neighbourhood import Mail, Meter, Neighbourhood
 from parley.wire.codec import ScaledSign, build
+from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.transport import Local
 from tests import small
 
 DIGRAPH = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (2, 0)])

@@ -14,8 +14,8 @@ from parley.algorithms import CompNGC
 from parley.errors import ParleyError
 from parley.graphs import Topology
 from parley.store import checkpoint
+from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
-from parley.wire.transport import Local
 from tests import small
 from tests.processes import Command, recorded, records
 
@@ -70,12 +70,12 @@ class TestFiles:
         """Written by several workers, read by one, and the other way round."""
         state, whole = saved(tmp_path)
         topology = whole.topology
-        order = [topology.edges[e] for r in whole.incoming_of for e in r]
+        order = [topology.edges[e] for r in whole.edges.incoming_of for e in r]
         samples = 0.0
         for here in range(max(worker_of) + 1):
             part = Local(Placement(topology, worker_of, here))
             agents = list(part.placement.agents)
-            edges = [order.index(topology.edges[e]) for r in part.incoming_of for e in r]
+            edges = [order.index(topology.edges[e]) for r in part.edges.incoming_of for e in r]
             e_AD, e_ID = state.gradient
             mine = state._replace(
                 x_AD=state.x_AD[agents],

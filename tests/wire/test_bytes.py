@@ -19,7 +19,8 @@ from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.codec import ScaledSign
 from parley.wire.placement import spread
-from parley.wire.transport import KINDS, Processes
+from parley.wire.processes import Processes
+from parley.wire.transport import KINDS
 from tests import namespaces
 from tests.processes import PATIENCE, process
 

@@ -317,7 +317,7 @@ class TestInANeighbourhood:
         flow = hood.exchange(x_AD, build(spec, hood.sizes))
         got_ID = torch.cat(list(flow))
         senders = [
-            hood.transport.topology.edges[e][0] for r in hood.transport.incoming_of for e in r
+            hood.transport.topology.edges[e][0] for r in hood.transport.edges.incoming_of for e in r
         ]
         assert torch.equal(got_ID, seen_AD[senders])
         length = 32 + codec.message_bytes(torch.float64)

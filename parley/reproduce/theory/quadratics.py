@@ -24,8 +24,8 @@ from parley.data import Batch, Batches, Samples, Transform
 from parley.graphs import Topology, ring
 from parley.neighbourhood import Neighbourhood
 from parley.reproduce.theory.bounds import root_rho
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 Values = NDArray[np.float64]
 
