@@ -163,7 +163,7 @@ def run_comparison(
     as_json: bool = False,
     log: tuple[str, ...] = (),
 ) -> None:
-    """Runs every experiment with so many seeds, on one partition, and prints the table."""
+    """Runs every experiment with each of the seeds, on one partition, and prints the table."""
     at_once = count("parallel", parallel) if parallel else usable_cores()
     jobs = comparison.jobs(experiments, seeds, out, log)
     with stoppable(out):

@@ -1,6 +1,6 @@
 """Which runs there are below a folder, and the state of each, from their files alone.
 
-| state    | how it is told |
+| state    | how it is recognised |
 |----------|----------------|
 | finished | summary.json is there |
 | running  | a process holds the folder's lock; where locks cannot be seen, its files are recent |
