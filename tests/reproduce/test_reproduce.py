@@ -393,7 +393,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     claims = report.ablation_claims(results)
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
-    assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
+    assert any("- CGA, floor as printed, where scale is as printed too: " in c for c in claims)
     assert claims[-1] == "- Inconclusive: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
     told = json.loads(report.as_json(collect.Found(results)))["ablations"]
