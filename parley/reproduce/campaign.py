@@ -14,7 +14,7 @@ from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
-from parley.reproduce.presets import Preset, variant_name
+from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
