@@ -149,7 +149,7 @@ def shown_help(command_, name):
 
 @pytest.mark.parametrize("name", ["train", "compare", "tune"])
 def test_help_shows_the_default_of_every_algorithm(command, name):
-    """Read back: what the help says of each algorithm is what its class has."""
+    """Read back: what the help says about each algorithm is what its class has."""
     flags = shown_help(command, name)
     options = {option for a in ALGORITHMS.values() for option in a.options()}
     for option in options:
