@@ -160,7 +160,7 @@ def test_the_host_with_the_store_is_lost(hosts: Hosts, how: signal.Signals) -> N
 
 
 def test_twenty_rounds_of_random_faults(tmp_path: Path) -> None:
-    """Kills, pauses and restarts at random moments: the remaining hosts agree, and nothing is lost."""
+    """Kills, pauses and restarts at random moments: the survivors agree, and nothing is lost."""
     chance = random.Random(5)
     options = RUN | {"epochs": 60, "patience": 3, "agents": 4}
     hosts = Hosts(tmp_path, 4, **options)
