@@ -18,7 +18,7 @@ from parley.reproduce.presets import (
 )
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RunFolder
-from parley.sweep.compare import DIVERGED_FILE
+from parley.sweep.jobs import DIVERGED_FILE
 from parley.training.record import Record, value
 from parley.version import __version__
 

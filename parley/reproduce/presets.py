@@ -8,7 +8,6 @@
 """
 
 import csv
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 from parley.algorithms import ALGORITHMS
 from parley.data import steps_per_epoch
-from parley.errors import BadValue, unknown_name
+from parley.errors import BadValue, nearest, unknown_name
 from parley.experiment import VARIANTS, Experiment
 
 TABLES = {
@@ -417,7 +416,7 @@ def _nearest(wanted: str) -> Iterable[str]:
     for name in list(presets()):
         parts = name.split("/")
         names |= dict.fromkeys("/".join(parts[:n]) for n in range(1, len(parts)))
-    return difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
+    return nearest(wanted, names, 3)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
