@@ -1,4 +1,4 @@
-"""What it is worth that messages are under way while gradients are computed.
+"""How much is gained by sending messages while gradients are computed.
 
     python -m benchmarks.overlap            measures, prints and writes benchmarks/overlap.json
 

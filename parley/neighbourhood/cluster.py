@@ -1,9 +1,9 @@
-"""Line 12 of NGC's Algorithm 1: means of gradients that go along edges and back.
+"""Line 12 of NGC's Algorithm 1: means of gradients that travel along edges and back.
 
 Axes: A agents hosted here, E the edges of one round, D flat parameters.
 
-A value is added to the mean at one end of its edge, or at the other, or at both, as it comes; none
-is kept. What comes along edges makes one sum and the replies another, each in the order of the
+A value is added to the mean at one end of its edge, the other, or both, as it arrives; none is
+stored. Values that come along edges form one sum and the replies another, each in the order of the
 graph's edges, and the two are added at the end.
 """
 
@@ -43,7 +43,7 @@ class Clusters:
             return torch.tensor(values, dtype=dtype, device=device)
 
         self._rounds = range(len(topology.rounds))
-        # Gradients are shared out by their data's owner, in parts that add up to 1 whatever W is.
+        # The owner of the data splits its gradients in parts that add up to 1, whatever W is.
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
@@ -53,7 +53,7 @@ class Clusters:
         self._share_in = [numbers([shares[e] for e in r]) for r in lists.incoming_of]
         self._share_out = [numbers([shares[e] for e in r]) for r in lists.outgoing_of]
 
-        # Among the agents here an edge is a pair of a model and a batch.
+        # Between agents hosted here, an edge is a pair of a model and a batch.
         inside = [edges[e] for r in lists.inside for e in r]
         self._pairs = Pairs(
             index([row[j] for j, _ in inside]),
@@ -88,7 +88,7 @@ class Clusters:
     def _add_messages(
         self, g_I: OnEdges, alpha: float, mean_AD: Tensor, replies_AD: Tensor, step: int
     ) -> None:
-        """Adds to one sum what comes along edges, to the other the replies."""
+        """Adds what comes along edges to one sum, and the replies to the other."""
         along, back = self._orders_of(alpha, apart=False)
         under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
 
@@ -117,12 +117,12 @@ class Clusters:
         step: int,
         meter: Meter,
     ) -> None:
-        """The same for cross-gradients that nobody else wants to see: inside this worker none is
+        """The same for cross-gradients that are not used elsewhere: inside this worker none is
         written out as a message.
 
-        Those of other workers' models go first, so that a round's replies travel while the next are
-        computed, and the last ones while those inside this worker are. A round's sums are added to
-        when all of it is there.
+        Other workers' models go first, so that a round's replies travel while the next round is
+        computed, and the last ones while those inside this worker are. A round is added to the sums
+        once all of it is there.
         """
         x_AD, of_others = x_I.source_AD, x_I.of_others
         assert x_AD is not None and of_others is not None
@@ -166,17 +166,17 @@ class Clusters:
             add_round()
 
     def _gradients(self, x_ED: Tensor, batch: Batch, meetings: "_Meetings", meter: Meter) -> Tensor:
-        """Of models on the batches that they meet; of none, none."""
+        """The gradients of models on the batches they are paired with; may be empty."""
         if not meetings.rows:
             return x_ED
         meter.count(batch, meetings.rows)
         return self.engine.gradients(x_ED, batch, meetings.rows, meetings.owners)[1]
 
     def _orders_of(self, alpha: float, apart: bool) -> "_Orders":
-        """How the edges' values are added up, round by round, along the edges and back.
+        """How the values on edges are added up, round by round, along the edges and back.
 
-        A round's values are those of all its edges; or, `apart`, those of the edges inside this
-        worker with the others' behind them.
+        A round's values are those of all its edges or, if `apart`, those of the edges inside this
+        worker followed by the others.
         """
         if (alpha, apart) not in self._orders:
             lists = self.transport.edges
@@ -206,8 +206,8 @@ class Clusters:
         return self._orders[alpha, apart]
 
     def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
-        """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
-        the agent whose model it is of. Worked out once, so that an engine can prepare for it."""
+        """To whose means a cross-gradient is added: that of the agent that computes it, and that of
+        the agent whose model it is. Determined once, so that an engine can prepare for it."""
         if alpha not in self._shares:
             receiver = Share(self._pair_receiver, (1 - alpha) * self._pair_share)
             sender = Share(self._pairs.models, alpha * self._pair_share)
@@ -216,10 +216,10 @@ class Clusters:
 
 
 class _Meetings(NamedTuple):
-    """Edges of one round: whose model meets whose batch."""
+    """The edges of one round: whose model is paired with whose batch."""
 
     models: list[int]
-    """Row of the model, where it is hosted here."""
+    """Row of the model, if it is hosted here."""
     rows: list[int]
     """Row of the receiver's batch."""
     owners: list[int]
@@ -230,9 +230,9 @@ class _Orders(NamedTuple):
     """How values are added up round by round."""
 
     along: list[Sums]
-    """At the agents at which edges end."""
+    """At the agents where edges end."""
     back: list[Sums]
-    """At those at which they start."""
+    """At the agents where edges start."""
 
 
 def _unzipped(meetings: list[tuple[int, int, int]]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
+"""Many runs side by side: algorithms times seeds, in parallel, as one table and one picture."""
 
 import logging
 import re
@@ -33,20 +33,20 @@ PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm to compare, with what is written behind its name."""
+    """An algorithm to compare, with the settings written after its name."""
 
     name: str
     settings: dict[str, str]
-    """Hyper-parameters and any other fields of an experiment; they win over what is common."""
+    """Hyper-parameters and any other fields of an experiment; they override the common ones."""
 
     @property
     def key(self) -> str:
-        """What its tuned settings are filed under: what it is, but for what tuning may set."""
+        """The key for its tuned settings: its spec without the values that tuning may set."""
         kept = sorted((k, v) for k, v in self.settings.items() if k not in TUNABLE)
         return ":".join([self.name, *(f"{k}={v}" for k, v in kept)])
 
     def experiment(self, common: Mapping[str, Any]) -> Experiment:
-        """With these options, of which those that the algorithm lacks are left out.
+        """With these options, leaving out those that the algorithm does not have.
 
         >>> [ngc] = parse_algorithms("ngc:lr=0.01:alpha=0")
         >>> made = ngc.experiment({"lr": 0.2, "batch": 16, "alpha": 0.5, "codec": "sign"})
@@ -68,9 +68,9 @@ def parse_algorithms(specs: str) -> list[Method]:
     """
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
-    # A comma may be a value's own, as in circulant:1,5: what follows is then no algorithm's name.
+    # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
-        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
@@ -89,7 +89,7 @@ def parse_algorithms(specs: str) -> list[Method]:
 
 
 def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list[Experiment]:
-    """Every method with these options; see `Method.experiment`."""
+    """One experiment per method with these options; see `Method.experiment`."""
     made = []
     for method in methods:
         try:
@@ -99,9 +99,7 @@ def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list
                 raise
             fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
             alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
-            raise error.saying(
-                f"{error}; for some alone: {alone}" if alone else str(error)
-            ) from None
+            raise (error.saying(f"{error}; for some alone: {alone}") if fit else error) from None
     return made
 
 
@@ -112,9 +110,9 @@ def jobs(
     log: tuple[str, ...] = (),
     names: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Every experiment with so many seeds, each with a folder of its own.
+    """Every experiment with each of the seeds, each in its own folder.
 
-    `names` are their labels, where those are not to follow from the experiments.
+    `names` are their labels, if those are not to be derived from the experiments.
     """
     made = []
     for label, experiment in zip(names or labels(experiments), experiments, strict=True):
@@ -135,8 +133,8 @@ def slug(label: str) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A name for each: its algorithm, and in what it departs from what the title of a table says,
-    from others of the same algorithm, or from its algorithm's defaults where not all do.
+    """A name for each: its algorithm, and how it differs from the table's title, from others with
+    the same algorithm, or from its algorithm's defaults where not all of them do.
 
     >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
     ['NGC', 'NGC momentum=0.9']
@@ -159,20 +157,20 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         for name, mine in _peculiar(experiment, experiments).items():
             label += f" {name}={mine}"
         if label in made:
-            raise BadValue("algorithms", label, "each only once", "it is given twice")
+            raise BadValue("algorithms", label, "each algorithm once", "it is given twice")
         made.append(label)
     return made
 
 
 def differing(experiments: Sequence[Experiment]) -> list[str]:
-    """The fields, beside the algorithm's, in which these are not all the same."""
+    """The fields, apart from the algorithm's, in which these differ."""
     fields = [name for name in Experiment.model_fields if name != "algorithm"]
     first = experiments[0]
     return [f for f in fields if any(getattr(e, f) != getattr(first, f) for e in experiments)]
 
 
 def usual(values: Sequence[Any]) -> Any:
-    """The most frequent of some values; the first of those that are equally frequent.
+    """The most frequent value; the first one if there is a tie.
 
     >>> usual([2, 1, 1]), usual([2, 1])
     (1, 2)
@@ -187,8 +185,8 @@ def _undecided(values: Sequence[Any]) -> bool:
 
 
 def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """The hyper-parameters that are not the algorithm's defaults, unless all that have them share
-    them or the label says them already."""
+    """The hyper-parameters that are not the algorithm's defaults, unless all experiments that have
+    them share them or the label already shows them."""
     algorithm = experiment.algorithm
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
@@ -201,7 +199,7 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
 
 
 def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
-    """What most of them are; rows name what is different in them."""
+    """The settings that most of them share; rows name what differs."""
     most = {f: usual([getattr(e, f) for e in experiments]) for f in Experiment.model_fields}
     shown = {"data", "agents", "topology", "epochs"}
     said = [most["data"], f"{most['agents']} agents", most["topology"], *more]
@@ -215,12 +213,12 @@ def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
 
 
 def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
-    """Runs all jobs, `parallel` at a time; what is done already is left as it is."""
-    # Bad input is found here, before anything is written or started.
+    """Runs all jobs, `parallel` at a time; finished ones are left as they are."""
+    # Invalid input is found here, before anything is written or started.
     if out.exists() and not out.is_dir():
         raise BadValue("out", str(out), "a folder", "it is a file")
     if not resume and out.exists() and any(out.iterdir()):
-        because = "it is not empty; --resume goes on with a comparison"
+        because = "it is not empty; use --resume to continue a comparison"
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
@@ -246,7 +244,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
 
 def _problem_of(experiment: Experiment) -> str:
-    """What of an experiment decides on its data, its network and its graph."""
+    """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
     return experiment.model_dump_json(exclude=apart)
 
@@ -255,11 +253,11 @@ REMEDIES = {
     "topology": ["topology=chain", "topology=ring", "topology=full"],
     "weights": ["weights=metropolis", "weights=sinkhorn", "weights=push", "topology=ring"],
 }
-"""For a field that an algorithm refuses, what may be written behind its name."""
+"""For a field that an algorithm refuses, what can be written after its name instead."""
 
 
 def check_graph(experiment: Experiment) -> None:
-    """Refuses a graph that the algorithm cannot use, and says how to give it another."""
+    """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
     topology = run.topology_of(experiment)  # a graph that nobody could use has no remedy
     try:
         experiment.algorithm.check(topology)
@@ -286,7 +284,7 @@ NETWORK = "seconds_network"
 
 
 def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
-    """One row a method: means over seeds, each with its standard deviation (n - 1)."""
+    """One row per method: means over seeds, each with its standard deviation (n - 1)."""
     made = []
     for label in dict.fromkeys(job.label for job in done):
         runs = [job for job in done if job.label == label]
@@ -313,7 +311,7 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """A line for each method."""
+    """One line per method."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
     return Table(headings, [_cells(row) for row in made])
@@ -328,7 +326,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
-    """The table and the picture, beside the runs."""
+    """Writes the table and the picture next to the runs."""
     write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, list[Any]] = {}
     for job in done:

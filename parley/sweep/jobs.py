@@ -43,16 +43,16 @@ class Job:
     log: tuple[str, ...] = ()
     """Trackers that receive its metrics."""
     may_diverge: bool = False
-    """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
+    """Whether divergence counts as a result rather than a reason to stop the other runs."""
 
     def on_a_share(self, parallel: int) -> "Job":
-        """The same, on its share of the cores, where so many run at a time."""
+        """The same job on its share of the cores when `parallel` jobs run at a time."""
         threads = self.experiment.threads or max(1, usable_cores() // parallel)
         return replace(self, experiment=self.experiment.replace(threads=threads))
 
     @property
     def failure(self) -> str | None:
-        """Why it has no result, if it has diverged."""
+        """Why it has no result, if it diverged."""
         path = self.out / DIVERGED_FILE
         return path.read_text(encoding="utf-8") if path.exists() else None
 
@@ -77,20 +77,22 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
 
 
 LOGGED = 60.0
-"""Seconds from one line about a run to the next, where there is no terminal."""
+"""Seconds between lines about a run, where there is no terminal."""
 NEWS = 0.5
-"""Seconds from one step that a bar hears of to the next: runs may make hundreds a second."""
+"""Seconds between steps reported to a bar: runs may make hundreds per second."""
 
 
 class _Board:
-    """A bar for each algorithm, all its seeds together; plain lines where there is no terminal."""
+    """One bar per algorithm for all its seeds; plain lines where there is no terminal."""
 
     def __init__(self, pending: Sequence[Job]) -> None:
         self._bars = bars() if console.is_terminal else None
         self._epochs = {job.out: 0.0 for job in pending}
         self._tasks: dict[str, TaskID] = {}
         self._pending = pending
-        self._first: dict[Path, tuple[float, float]] = {}  # when, and the epochs made until then
+        self._first: dict[
+            Path, tuple[float, float]
+        ] = {}  # time of the first event, and epochs done by then
         self._said: dict[Path, float] = {}
         if self._bars:
             for label in dict.fromkeys(job.label for job in pending):
@@ -106,7 +108,7 @@ class _Board:
             yield
 
     def show(self, job: Job, event: Event) -> None:
-        """Something has happened in a run."""
+        """Shows an event of a run."""
         match event:
             case StepDone():
                 done, record = event.step / event.steps * job.experiment.epochs, None
@@ -125,7 +127,7 @@ class _Board:
             self._line(job, done, record)
 
     def _line(self, job: Job, done: float, record: Record | None) -> None:
-        """The end of a run in any case; before it, what a log of a long one needs."""
+        """Prints the end of a run, and before it now and then a line for the log of a long one."""
         now = time.monotonic()
         began, before = self._first.setdefault(job.out, (now, done))
         last = self._said.setdefault(job.out, now)
@@ -143,7 +145,7 @@ class _Board:
 
 
 def _seldom(send: Watcher) -> Watcher:
-    """Passes on every epoch, and a step now and then."""
+    """Passes on every epoch, but only an occasional step."""
     last = time.monotonic()
 
     def watch(event: Event) -> None:
@@ -169,7 +171,7 @@ _events: Any = None  # in a child: where to report what happens
 
 
 def _start_child(events: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops this process
     launch.end_with_parent()
     global _events
     _events = events
@@ -207,7 +209,9 @@ def side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
             for child in children:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
-                raise ParleyError("a run was ended from outside; --resume goes on") from None
+                raise ParleyError(
+                    "the process of a run was killed; continue with --resume"
+                ) from None
             for child in children:
                 child.join()
             for job in pending:

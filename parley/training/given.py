@@ -29,7 +29,7 @@ def own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
         found = f"it is a {type(data).__name__}"
         raise BadValue("data", name_of(data), "a name, or a list of one dataset per agent", found)
     if "partition" in options:
-        valid = "none together with your own data: each agent holds what you give it"
+        valid = "none together with your own data: each agent holds the dataset you pass"
         raise BadValue("partition", options["partition"], valid)
     options["partition"] = "own"
     return datasets.from_user(data)
@@ -38,15 +38,15 @@ def own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
 def builder_of(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Makes a new model each time, from a model or from what makes one."""
     if not callable(model):
-        raise BadValue("model", model, "a name, an nn.Module, or a function that makes one")
+        raise BadValue("model", model, "a name, an nn.Module, or a function that returns one")
     return partial(_make, model)
 
 
 def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    # A copy: training must not change what the user gave.
+    # A copy: training must not change the user's module.
     made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if not isinstance(made, nn.Module):
-        raise BadValue("model", name_of(model), "something that makes an nn.Module when called")
+        raise BadValue("model", name_of(model), "a callable that returns an nn.Module")
     return made
 
 

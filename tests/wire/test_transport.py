@@ -269,16 +269,14 @@ class TestRefusals:
         self, refusals: dict[str, str], what: str, expected: str, got: str
     ) -> None:
         first, _, second = refusals[what].partition("; got ")
-        assert first.startswith("ParleyError: a message does not fit: expected b'PRLY' version 1, ")
+        assert first.startswith("ParleyError: unexpected message: expected b'PRLY' version 1, ")
         assert expected in first
         assert got in second
         assert expected not in second
 
-    def test_a_worker_that_has_gone(self, refusals: dict[str, str]) -> None:
+    def test_a_worker_that_was_lost(self, refusals: dict[str, str]) -> None:
         """It is named, and gloo's own words are left out."""
-        assert (
-            refusals["gone"] == "WorkerLost: workers: worker 1 has gone (it closed its connection)"
-        )
+        assert refusals["gone"] == "WorkerLost: workers: lost worker 1 (it closed its connection)"
 
     def test_too_few_processes(self, refusals: dict[str, str]) -> None:
         assert refusals["few"] == "ParleyError: workers: 3 are needed, 2 were started"
