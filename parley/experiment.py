@@ -148,7 +148,8 @@ class Experiment(BaseModel):
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
             if name not in cls.model_fields:
-                raise unknown_name("option", name, [*cls.model_fields, *names, "variant"])
+                written = {*cls.model_fields, *names, "variant"} - {"from_python"}
+                raise unknown_name("option", name, written)
         try:
             return cls(**flat, algorithm=algorithms.make(algorithm, inner))
         except ValidationError as error:
