@@ -61,7 +61,7 @@ class Experiment(BaseModel):
     topology: str = "ring"
     """Who talks to whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
     weights: str = "auto"
-    """Mixing weights: uniform, metropolis, sinkhorn, or auto."""
+    """Mixing weights: uniform, metropolis, sinkhorn, push, or auto."""
     partition: str = "skew:1"
     """How samples are split: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own (by host)."""
     fraction: float = Field(1.0, gt=0, le=1)
@@ -83,7 +83,7 @@ class Experiment(BaseModel):
     """constant, step (times 0.1 at 50 % and 75 % of the epochs), step:0.1,0.5,0.75, or
     exponential:0.981 (after every epoch)."""
     seed: int = Field(0, ge=0)
-    """Seed of everything random."""
+    """Seed of all random choices."""
     evaluate_every: int = Field(1, ge=1)
     """Epochs between records; the last epoch always has one."""
     gossip_rounds: int = Field(51, ge=0)

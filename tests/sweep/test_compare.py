@@ -272,7 +272,7 @@ def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
 
 
 def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
-    """Ctrl-C while two runs go on at once; then the rest, again side by side."""
+    """Ctrl-C during two parallel runs; then the rest, again side by side."""
     words = f"compare {FLAGS} --algorithms dpsgd,ngc --seeds 1 --epochs 200 --evaluate-every 50"
     folder = tmp_path / "stopped"
     stopped = Command(tmp_path, *words.split(), "--out", folder, "--parallel", "2")

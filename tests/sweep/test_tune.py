@@ -164,7 +164,7 @@ class TestResults:
 
 
 class TestWhatIsAskedFor:
-    """Tuning puts nothing in the place of what somebody wrote."""
+    """Tuning does not replace what the user wrote."""
 
     @pytest.fixture
     def command(
