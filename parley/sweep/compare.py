@@ -99,7 +99,8 @@ def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list
                 raise
             fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
             alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
-            raise (error.saying(f"{error}; for some alone: {alone}") if fit else error) from None
+            words = f"{error}; to use it only where it exists: {alone}" if fit else str(error)
+            raise error.saying(words) from None
     return made
 
 
