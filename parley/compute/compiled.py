@@ -251,8 +251,10 @@ class FusedEngine(Engine):
                 network, offsets, self.task.size, max(1, samples // lanes), _loss(self.task)
             )
 
-        whole = plan(CHUNK)
-        return whole if whole.vectors * lanes * 4 <= ROOM else plan(CHUNK // 2)
+        made = plan(CHUNK)
+        if made.vectors * lanes * 4 > ROOM:
+            made = plan(CHUNK // 2)
+        return made
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing

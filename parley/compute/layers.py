@@ -105,7 +105,7 @@ def _convolution(call: Call) -> int:
     assert isinstance(layer, nn.Conv2d)
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         raise Unsupported(f"{call.where} does not pad with a given number of zeros")
-    geometry = (
+    geometry: tuple[int, ...] = (
         layer.groups,
         *_pair(layer.kernel_size),
         *_pair(layer.stride),

@@ -115,7 +115,7 @@ def _where(node: fx.Node, layers: dict[str, nn.Module]) -> str:
     if node.op == "call_module":
         return f"layer {node.target} ({type(layers[str(node.target)]).__name__})"
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path, kind = stack[-1] if stack else ("", None)
+    path, kind = stack[-1] if stack else ("", nn.Module)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
     inside = f"layer {path} ({kind.__name__})" if path else "the model"
     return f"{inside}: {name}()"
