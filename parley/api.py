@@ -26,7 +26,7 @@ from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.data import Samples, Transform
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, Experiment
+from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
@@ -332,7 +332,7 @@ class LoadedRun(_Shown):
         experiment = self.experiment
         if build is not None:
             task = Task(_builder(build)(), dtype=x_ND.dtype)
-        elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
+        elif experiment.data == OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
             raise BadValue(
                 "model", experiment.model, valid, "the run had a model or data of its own"

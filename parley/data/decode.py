@@ -28,6 +28,9 @@ from parley.data.samples import Data, Samples
 from parley.data.transforms import Transform, standardise
 from parley.errors import BadValue, unknown_name
 
+MOST = 1_000_000
+"""The largest length of a text or size of a vocabulary."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -87,8 +90,8 @@ class Options:
                 raise unknown_name("data", name, known)
             if known[name].type is str and not isinstance(value, str):
                 raise BadValue(f"data.{name}", value, "text")
-            if known[name].type is int and (type(value) is not int or value < 4):
-                raise BadValue(f"data.{name}", value, "a whole number from 4")
+            if known[name].type is int and (type(value) is not int or not 4 <= value <= MOST):
+                raise BadValue(f"data.{name}", value, f"a whole number from 4 to {MOST}")
         return cls(**values)
 
 

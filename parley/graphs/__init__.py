@@ -1,6 +1,7 @@
 """Who talks with whom, with which weights, and when."""
 
 from parley.graphs.changing import MATCHINGS, base, matchings, one_peer_exponential, sequence
+from parley.graphs.checks import MOST_AGENTS
 from parley.graphs.families import (
     chain,
     circulant,
@@ -28,6 +29,7 @@ __all__ = [
     "DENSE",
     "EXAMPLES",
     "MATCHINGS",
+    "MOST_AGENTS",
     "Edge",
     "Property",
     "Topology",

@@ -19,6 +19,8 @@ from parley.errors import BadValue
 
 VOCABULARY = 30_522
 """Tokens of BERT's uncased vocabulary."""
+MOST = 10_000_000
+"""Tokens, or outputs of a head."""
 
 _EVALUATED_AT_ONCE = 64
 
@@ -163,12 +165,11 @@ def _named(
     outputs: int,
 ) -> nn.Module:
     length = _length(name, input_shape)
-    if type(vocabulary) is not int or vocabulary < 1:
-        raise BadValue("model.vocabulary", vocabulary, "a whole number from 1")
-    if type(outputs) is not int or not (outputs == 0 or outputs >= classes):
-        raise BadValue(
-            "model.outputs", outputs, f"0, or a whole number from {classes} (the classes)"
-        )
+    if type(vocabulary) is not int or not 1 <= vocabulary <= MOST:
+        raise BadValue("model.vocabulary", vocabulary, f"a whole number from 1 to {MOST}")
+    if type(outputs) is not int or not (outputs == 0 or classes <= outputs <= MOST):
+        valid = f"0, or a whole number from {classes} (the classes) to {MOST}"
+        raise BadValue("model.outputs", outputs, valid)
     if pretrained:
         given = _read_config(name, pretrained, field="model.pretrained")
         for size in _SIZES:

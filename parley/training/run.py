@@ -27,7 +27,7 @@ from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
 from parley.errors import BadValue, Diverged
-from parley.experiment import Experiment
+from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
@@ -147,10 +147,6 @@ def share_of_test(test: Samples, experiment: Experiment) -> Samples:
     if experiment.test_fraction == 1 or not len(test):
         return test
     return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
-
-
-OWN = "own"
-"""As `data` or `partition`: what each agent's host says."""
 
 
 def _own_problem(

@@ -1,0 +1,3 @@
+"""Bytes that become tensors: checkpoints, messages, images."""
+
+TARGETS: dict = {}
