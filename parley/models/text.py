@@ -222,13 +222,18 @@ def _set_dropout(config: Any, dropout: float | None) -> None:
 def _read_config(name: str, source: str, field: str = "model") -> Any:
     transformers = hub.text_library("transformers", field, name)
     return _read(
-        lambda **how: transformers.AutoConfig.from_pretrained(_place(source), **how), field, source
+        lambda **how: transformers.AutoConfig.from_pretrained(
+            _place(source), trust_remote_code=False, **how
+        ),
+        field,
+        source,
     )
 
 
 def _fresh(name: str, config: Any) -> Any:
     transformers = hub.text_library("transformers", "model", name)
-    return transformers.AutoModelForSequenceClassification.from_config(config)
+    make = transformers.AutoModelForSequenceClassification.from_config
+    return make(config, trust_remote_code=False)
 
 
 def _pretrained(name: str, source: str, config: Any) -> Any:
@@ -241,6 +246,7 @@ def _pretrained(name: str, source: str, config: Any) -> Any:
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             **how,
         ),

@@ -93,6 +93,7 @@ def problem(
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     options = experiment.data_options
     places = places or None
+    may_call = places is not None
     if OWN in (experiment.data, experiment.partition):
         places = places or {}
     elif places:
@@ -120,7 +121,8 @@ def problem(
     note = ""
     if places is not None:
         like, root = experiment.data, experiment.data_root
-        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        names = source.class_names
+        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
         # Nobody trains on the common samples, be they held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:

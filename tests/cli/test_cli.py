@@ -159,7 +159,7 @@ def records(out):
         ("algorithms ncg", "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: adagossip"),
         ("topology rng", "topology: 'rng' is not valid (did you mean 'ring'?); valid: base"),
         ("topology ring", "agents: missing; valid: a number of agents for topology 'ring'"),
-        ("topology ring --agents 0", "agents: 0 is not valid; valid: a whole number from 1 to"),
+        ("topology ring --agents 0", "agents: 0 is not valid; valid: a whole number of at least 1"),
         ("topology ring --agents 3 --seed x", "seed: 'x' is not valid; valid: a whole number"),
         ("topology ring --agents 3 --parameters 0", "parameters: 0 is not valid; valid: a whole"),
         ("topology ring --agents 3 --picture a.gif", "picture: 'a.gif' is not valid; valid: a fil"),

@@ -376,7 +376,8 @@ def test_imagenette_is_not_enlarged_unless_asked(tmp_path):
 def test_variants_on_the_hub_and_their_parquet_copies(monkeypatch):
     asked = []
 
-    def load_dataset(place, config=None, revision=None):
+    def load_dataset(place, config=None, revision=None, trust_remote_code=None):
+        assert trust_remote_code is False
         asked.append((place, config, revision))
         if revision is None:
             raise RuntimeError("Dataset scripts are no longer supported, but found imagenette.py")
