@@ -1,4 +1,4 @@
-"""Where what can be made again is kept."""
+"""Where data that can be recreated is kept."""
 
 import atexit
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: PARLEY_CACHE, or `parley` in the user's cache."""
+    """PARLEY_CACHE, or the folder `parley` in the user's cache."""
     if own := os.environ.get("PARLEY_CACHE"):
         return Path(own).expanduser()
     return _users_cache()

@@ -1,4 +1,4 @@
-"""Who talks with whom, with which weights, and when."""
+"""Who talks to whom, with which weights, and when."""
 
 from parley.graphs.changing import MATCHINGS, base, matchings, one_peer_exponential, sequence
 from parley.graphs.checks import MOST_AGENTS
@@ -7,11 +7,13 @@ from parley.graphs.families import (
     circulant,
     directed_exponential,
     directed_ring,
+    dyck,
     erdos_renyi,
     exponential,
     from_graph,
     full,
     hypercube,
+    petersen,
     random_regular,
     ring,
     spanning_tree,
@@ -39,6 +41,7 @@ __all__ = [
     "describe",
     "directed_exponential",
     "directed_ring",
+    "dyck",
     "erdos_renyi",
     "exponential",
     "from_file",
@@ -48,6 +51,7 @@ __all__ = [
     "matchings",
     "one_peer_exponential",
     "parse",
+    "petersen",
     "random_regular",
     "ring",
     "sequence",

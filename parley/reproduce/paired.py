@@ -1,80 +1,28 @@
-"""Differences between runs of the same seeds, and what may be said of them.
-
-The same seed means the same first weights and the same batches, so runs are compared seed by seed.
-A difference is claimed only if its 95 % interval (paired t, over seeds) leaves out 0.
-
->>> told = Difference.of({0: 70.0, 1: 71.0, 2: 72.0}, {0: 75.0, 1: 76.5, 2: 76.0, 3: 10.0})
->>> str(told), told.seeds, told.sign
-('+4.83 ± 1.90', 3, 1)
->>> once = Difference.of({0: 70.0}, {0: 90.0})
->>> str(once), once.half, once.sign
-('+20.00', None, 0)
-"""
+"""What can be claimed about the paper's choices and its order of methods, seed by seed."""
 
 import itertools
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from scipy.special import stdtrit
-
 from parley.reproduce.presets import METHODS, choice_words, parse_variant
+from parley.results.paired import Difference
 from parley.training.record import value
 
 if TYPE_CHECKING:
     from parley.reproduce.collect import Result
 
 GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
-CONFIDENCE = 0.95
-
-
-class Difference(NamedTuple):
-    """By how much the second is above the first, in percentage points."""
-
-    mean: float
-    half: float | None
-    """Half the width of its interval; None with one seed, where there is none."""
-    seeds: int
-
-    @staticmethod
-    def of(first: Mapping[int, float], second: Mapping[int, float]) -> "Difference | None":
-        """Of values by seed; seeds that only one side has are left out."""
-        both = [second[seed] - first[seed] for seed in first if seed in second]
-        if not both:
-            return None
-        half, n = None, len(both)
-        if n > 1:
-            quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-            half = quantile * statistics.stdev(both) / math.sqrt(n)
-        return Difference(statistics.fmean(both), half, n)
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 if the interval leaves out 0, else 0: nothing may be claimed."""
-        if self.half is None or abs(self.mean) <= self.half:
-            return 0
-        return 1 if self.mean > 0 else -1
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
-
-    @property
-    def verdict(self) -> str:
-        """What may be said."""
-        if self.half is None:
-            return "one seed: no claim"
-        return {1: "**higher**", -1: "**lower**", 0: "not told apart"}[self.sign]
 
 
 def by_seed(result: "Result", name: str) -> dict[int, float]:
-    """How every finished run ends, in percent."""
+    """The final accuracy of every finished run, in percent."""
     ends = {seed: value(records[-1], name) for seed, records in result.runs.items()}
     return {seed: 100 * end for seed, end in ends.items() if end is not None}
 
 
 class Ablation(NamedTuple):
-    """What some choices do, while the rest stays as it is."""
+    """The effect of some choices, with everything else unchanged."""
 
     before: "Result"
     after: "Result"
@@ -87,14 +35,14 @@ class Ablation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For example ``floor, beside scale``: scale is as printed on both sides."""
-        beside = f", beside {choice_words(self.others)}" if self.others else ""
+        """For example ``floor, given scale``: scale is as printed on both sides."""
+        beside = f", given {choice_words(self.others)}" if self.others else ""
         return choice_words(self.choices) + beside
 
     @property
     def sentence(self) -> str:
-        """For example ``floor as printed, where scale is as printed, too``."""
-        beside = f", where {choice_words(self.others)} is as printed, too" if self.others else ""
+        """For example ``floor as printed, where scale is as printed too``."""
+        beside = f", where {choice_words(self.others)} is as printed too" if self.others else ""
         return f"{choice_words(self.choices)} as printed{beside}"
 
     @property
@@ -107,8 +55,8 @@ class Ablation(NamedTuple):
 
 
 def ablations(results: Sequence["Result"]) -> list[Ablation]:
-    """Every run with some choices as printed beside the one that is all as run; and, of several
-    choices, beside those in which a single one of them is as run."""
+    """Pairs every run with some choices as printed with the one that is entirely as run and, for
+    several choices, with those in which just one of them is as run."""
     found = []
     for after in (r for r in results if r.is_ablation and r.runs):
         printed = parse_variant(after.variant)[1]
@@ -135,7 +83,7 @@ class Order(NamedTuple):
     lower: "Result"
     higher: "Result"
     neighbours: bool
-    """Whether none of the others lies between them in the paper."""
+    """Whether they are adjacent in the paper's order."""
     paper: float
     """The paper's difference."""
     ours: Difference
@@ -143,13 +91,13 @@ class Order(NamedTuple):
     @property
     def verdict(self) -> str:
         """Whether ours are in the paper's order."""
-        return {1: "as in the paper", -1: "**the other way round**", 0: "not told apart"}[
+        return {1: "as in the paper", -1: "**the other way round**", 0: "inconclusive"}[
             self.ours.sign
         ]
 
 
 def orders(results: Sequence["Result"]) -> dict[str, list[Order]]:
-    """Of each group, all pairs of methods that were run whole with several seeds in common."""
+    """For each group, all pairs of methods with several full runs on common seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         whole = result.variant == "as-run" and not result.mark

@@ -59,14 +59,14 @@ CHOICES = {
     "scope": "scope",
     "evonorm": "evonorm",
 }
-"""Where printed paper and authors' code differ, and the option that decides it: the variant
-``as-run-but-floor`` is as run with this one choice as printed, ``as-run-but-floor,scale`` with
-these two."""
+"""Where the printed paper and the authors' code differ, and the option that decides it: the variant
+``as-run-but-floor`` is as run except for this one choice, ``as-run-but-floor,scale`` except for
+these two, which are as printed."""
 EVALUATE_EVERY = 5
-"""Epochs from one record to the next in a long run."""
+"""Epochs between records in a long run."""
 FEWEST_RECORDS = 4
-"""Of a run of at least as many epochs. Testing every agent's model twice takes as long as a third
-of an epoch of training, so that a short run has no more than its curve needs."""
+"""A run with at least this many epochs counts as long. Testing every agent's model twice takes as
+long as a third of a training epoch, so a short run has no more records than its curve needs."""
 
 
 class Paper(NamedTuple):
@@ -78,7 +78,7 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduction:
-    """How much smaller a run is than the paper's; nothing set: not at all.
+    """How much smaller a run is than the paper's; by default not at all.
 
     >>> Reduction(20, 0.1).words(100), Reduction(20, 0.1).suffix
     ('20 of 100 epochs, 10 % of the data', '-20-epochs-0.1-data')
@@ -88,19 +88,19 @@ class Reduction:
 
     epochs: int | None = None
     fraction: float | None = None
-    """Share of the training samples, the same of every class."""
+    """Share of the training samples, equal for every class."""
 
     def __bool__(self) -> bool:
         return self.epochs is not None or self.fraction is not None
 
     @property
     def suffix(self) -> str:
-        """Sets its folder apart: a reduced run is another experiment."""
+        """The suffix of its folder: a reduced run is a different experiment."""
         epochs = f"-{self.epochs}-epochs" if self.epochs is not None else ""
         return epochs + (f"-{self.fraction:g}-data" if self.fraction is not None else "")
 
     def words(self, of_epochs: int) -> str:
-        """For people."""
+        """As readable text."""
         parts = [f"{self.epochs} of {of_epochs} epochs"] if self.epochs is not None else []
         if self.fraction is not None:
             parts.append(f"{100 * self.fraction:g} % of the data")
@@ -129,18 +129,18 @@ class Preset:
     lr: float
     lr_decay: str
     hyper: Mapping[str, float]
-    """alpha, momentum and gamma, as far as the method has them."""
+    """alpha, momentum and gamma, if the method has them."""
     paper: Paper | None = None
     bias_norms: bool = False
 
     @property
     def group(self) -> str:
-        """What it has in common with the other methods that it is compared with."""
+        """What it shares with the other methods it is compared with."""
         return self.name.rpartition("/")[0]
 
     @property
     def folder(self) -> str:
-        """Its place among results."""
+        """Its folder among the results."""
         inside = self.name.removeprefix("figures/") if self.table == "figures" else self.name
         return f"{self.table}/{inside.replace('/', '-')}"
 
@@ -151,7 +151,7 @@ class Preset:
 
     @property
     def steps_per_epoch(self) -> int:
-        """On the whole dataset, the last short batch included."""
+        """On the full dataset, including the last short batch."""
         largest = math.ceil(SAMPLES[self.data] / self.agents)
         return steps_per_epoch([largest], self.batch)
 
@@ -188,14 +188,14 @@ class Preset:
             options["bias_norms"] = "run" if as_run else "printed"
         name, _, factor = self.lr_decay.partition(":")
         if name == "exponential" and epochs != self.epochs:
-            # A shorter run goes through the same range of learning rates.
+            # A shorter run covers the same range of learning rates.
             options["lr_decay"] = f"{name}:{float(factor) ** (self.epochs / epochs):.6g}"
         if reduction.fraction is not None:
             options["fraction"] = reduction.fraction
         return Experiment.of(**options | others)
 
     def _as_printed(self, variant: str, choice: str) -> dict[str, Any]:
-        """The option that decides a choice, as printed, where this run has that choice."""
+        """The option for a choice as printed, if the choice applies to this run."""
         option = CHOICES[choice]
         algorithm = ALGORITHMS[self.method.removesuffix("-alpha0")]
         having = [name for name, of in CHOICES.items() if of in algorithm.options()]
@@ -204,8 +204,8 @@ class Preset:
         if self.model in WITH_EVONORM:
             having.append("evonorm")
         if choice not in having:
-            valid = f"as-run-but- and some of {', '.join(having)} for {self.name}"
-            because = f"{self.label} there does not depend on {choice}"
+            valid = f"as-run-but- followed by some of {', '.join(having)} for {self.name}"
+            because = f"{self.label} does not depend on {choice} there"
             raise BadValue("variant", variant, valid, because)
         return {} if choice == "evonorm" else {option: algorithm.options()[option].default}
 
@@ -216,16 +216,16 @@ class Preset:
 
     def _epochs(self, reduction: Reduction) -> int:
         if reduction.fraction is not None and not 0 < reduction.fraction < 1:
-            raise BadValue("fraction", reduction.fraction, "a number above 0, below 1")
+            raise BadValue("fraction", reduction.fraction, "a number above 0 and below 1")
         if reduction.epochs is None:
             return self.epochs
         if not 1 <= reduction.epochs <= self.epochs:
-            because = f"{self.name} has {self.epochs} epochs; --epochs makes a run shorter"
+            because = f"{self.name} has {self.epochs} epochs; --epochs can only shorten a run"
             raise BadValue("epochs", reduction.epochs, f"1 to {self.epochs}", because)
         return reduction.epochs
 
     def reduced(self, epochs: int | None, fraction: float | None) -> Reduction:
-        """The reduction that these values mean here: as many epochs as the paper is none."""
+        """The reduction for these values here; the paper's number of epochs is not a reduction."""
         return Reduction(
             None if epochs == self.epochs else epochs, None if fraction == 1 else fraction
         )
@@ -233,7 +233,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture of the paper and the runs that it takes."""
+    """One figure of the paper and the runs it needs."""
 
     name: str
     title: str
@@ -245,7 +245,7 @@ class Figure:
 
 
 def variants() -> list[str]:
-    """Printed paper, authors' code, and the code with a single choice as printed.
+    """The printed paper, the authors' code, and the code with a single choice as printed.
 
     >>> variants()[:3]
     ['as-printed', 'as-run', 'as-run-but-gradient']
@@ -254,7 +254,7 @@ def variants() -> list[str]:
 
 
 def parse_variant(variant: str) -> tuple[str, tuple[str, ...]]:
-    """The reading, and the choices that are as printed all the same, in a fixed order.
+    """The base variant, and the choices that are as printed regardless, in a fixed order.
 
     >>> parse_variant("as-run-but-scale,floor"), parse_variant("as-printed")
     (('as-run', ('floor', 'scale')), ('as-printed', ()))
@@ -265,13 +265,13 @@ def parse_variant(variant: str) -> tuple[str, tuple[str, ...]]:
         raise unknown_name("variant", variant, variants())
     for choice in named:
         if choice not in CHOICES or named.count(choice) > 1:
-            valid = f"as-run-but- and some of {', '.join(CHOICES)}, each once, with commas between"
+            valid = f"as-run-but- followed by some of {', '.join(CHOICES)}, comma-separated"
             raise BadValue("variant", variant, valid)
     return base, tuple(choice for choice in CHOICES if choice in named)
 
 
 def variant_name(variant: str) -> str:
-    """The one way to write a variant, whatever the order of its choices.
+    """The canonical name of a variant, whatever the order of its choices.
 
     >>> variant_name("as-run-but-scale,floor")
     'as-run-but-floor,scale'
@@ -281,7 +281,7 @@ def variant_name(variant: str) -> str:
 
 
 def variant_words(variant: str) -> str:
-    """For people; nothing for what is usual here, as run.
+    """As readable text; empty for the usual case, as run.
 
     >>> variant_words("as-run-but-floor"), variant_words("as-printed"), variant_words("as-run")
     ('floor as printed', 'as printed', '')
@@ -295,7 +295,7 @@ def variant_words(variant: str) -> str:
 
 
 def choice_words(choices: Sequence[str]) -> str:
-    """A list as one says it.
+    """A list in words.
 
     >>> choice_words(["gradient", "floor", "scale"])
     'gradient, floor and scale'
@@ -305,7 +305,7 @@ def choice_words(choices: Sequence[str]) -> str:
 
 
 def evaluate_every(epochs: int) -> int:
-    """Epochs from one record to the next, in a run of so many.
+    """Epochs between records in a run of `epochs`.
 
     >>> [evaluate_every(epochs) for epochs in (1, 3, 8, 100)]
     [1, 1, 2, 5]
@@ -329,7 +329,7 @@ def presets() -> Mapping[str, Preset]:
 def figures() -> Mapping[str, Figure]:
     """The figures by name.
 
-    Where two figures show the same run it is made once: that of NGC on a ring, non-IID. There is
+    A run that appears in two figures (NGC on a ring, non-IID) is made only once. There is
     no torus of 5 agents; as run, it would be a ring.
     """
     loss, accuracy = "test loss, averaged model", "test accuracy after gossip, %"
@@ -421,7 +421,7 @@ def _nearest(wanted: str) -> Iterable[str]:
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
-    """A table of figures that comes with the package."""
+    """A table of figures that ships with the package."""
     text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -446,8 +446,8 @@ def _cell(row: Mapping[str, str]) -> Preset:
         lr=float(row["lr"]),
         # AG News: at the second of three epochs, counted from 0 as everywhere.
         lr_decay="step:0.1,0.66" if row["data"] == "ag_news" else "step",
-        # Imagenette's NGC and CompNGC are tabled with α = 0, and so is CGA, which has no α: more
-        # likely a slip of the table than what was run, but nothing says what was.
+        # The paper lists Imagenette's NGC and CompNGC with α = 0, and CGA too, which has no α. That
+        # is more likely a slip in the table than what was run, but nothing says what was run.
         hyper=_hyper(row),
         paper=Paper(float(row["accuracy"]), float(row["accuracy_std"])),
     )

@@ -59,7 +59,7 @@ def test_an_unknown_ending(name: str) -> None:
         assert e.value.field == "out"
 
 
-def test_wrong_holdings_are_told(tmp_path: Path) -> None:
+def test_wrong_holdings_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "a.png"
     with pytest.raises(BadValue, match=r"holdings: \(4, 3\) is not valid; valid: shape \(5, cl"):
         topology_picture(ring(5), out, HOLDINGS)
@@ -77,6 +77,7 @@ def test_wrong_holdings_are_told(tmp_path: Path) -> None:
         ("ring", 1), ("ring", 2), ("directed-ring", 6), ("chain", 30), ("torus", 20),
         ("torus:2x5", 10), ("star", 8), ("star", 1), ("full", 12), ("hypercube", 64),
         ("erdos-renyi:0.3", 30), ("random-regular:3", 20), ("exponential", 100),
+        ("petersen", 10), ("dyck", 32),
     ],
 )  # fmt: skip
 def test_agents_have_a_place_and_a_number(
@@ -171,7 +172,7 @@ def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Pat
 def test_long_sequences_are_drawn_in_part(figures: list[Figure], tmp_path: Path) -> None:
     topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
     assert len(figures[0].axes) == PANELS
-    assert f"{20 - PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
+    assert f"{20 - PANELS} more rounds not drawn" in figures[0].texts[0].get_text()
 
 
 def test_trees_grow_downwards_without_overlap() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from parley import BadValue, Experiment
 from parley.algorithms import ALGORITHMS
-from parley.cli import app as cli
 from parley.cli.main import main
+from parley.cli.screen import screen
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
 from parley.training.events import EpochDone, StepDone
@@ -209,7 +209,7 @@ def test_methods_are_compared_by_time_on_a_simulated_network(command):
 
 
 def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
-    monkeypatch.setattr(cli.screen, "_width", 80)
+    monkeypatch.setattr(screen, "_width", 80)
     code, out, _ = command("--algorithm ngc --seeds 1 --epochs 1 --parallel 1 --out one")
     assert code == 0 and "digits, 3 agents, ring, skew:1, 1 epoch, 1 seed" in out
     assert "±" not in out and "written to one: table.md" in out
@@ -240,7 +240,11 @@ def test_what_is_done_is_not_run_again(command, monkeypatch):
     ]  # fmt: skip
     assert records(Path("all/d-psgd/seed-0")) == before
     code, _, err = command(f"{words} --lr 0.7")
-    assert code == 2 and "holds another experiment (it differs in lr)" in err and len(executed) == 4
+    assert (
+        code == 2
+        and "holds a different experiment (they differ in lr)" in err
+        and len(executed) == 4
+    )
 
 
 def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
@@ -262,7 +266,7 @@ def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
     stopped.interrupt_all()
     assert stopped.wait() == 130, stopped.err
     assert "Traceback" not in stopped.err
-    assert f"to go on: the same command with --out {folder} --resume" in stopped.err
+    assert f"to continue: the same command with --out {folder} --resume" in stopped.err
     assert stopped.nothing_left()
     assert not (folder / "table.md").exists()
     assert not all((run / "summary.json").exists() for run in runs)

@@ -278,7 +278,7 @@ class TestSpecs:
         "spec, words",
         [
             ("topk", "valid: topk:0.01"),
-            ("topk:0", "valid: topk:0.01 .a share above 0, up to 1"),
+            ("topk:0", "valid: topk:0.01 .0 < fraction <= 1"),
             ("topk:1.5", "valid: topk:0.01"),
             ("topk:nan", "valid: topk:0.01"),
             ("randomk:half", "valid: randomk:0.01 or randomk:0.01,unbiased"),
@@ -317,7 +317,7 @@ class TestInANeighbourhood:
         flow = hood.exchange(x_AD, build(spec, hood.sizes))
         got_ID = torch.cat(list(flow))
         senders = [
-            hood.transport.topology.edges[e][0] for r in hood.transport.incoming_of for e in r
+            hood.transport.topology.edges[e][0] for r in hood.transport.edges.incoming_of for e in r
         ]
         assert torch.equal(got_ID, seen_AD[senders])
         length = 32 + codec.message_bytes(torch.float64)
