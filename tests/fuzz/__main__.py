@@ -37,10 +37,10 @@ def _long(name: str, seconds: float) -> int:
         except Exception as error:
             count["failed"] += 1
             where = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__} in {where.filename}:{where.lineno}: {str(error)[:200]}"
-            if what not in seen:
+            what = f"{type(error).__name__} in {where.filename}:{where.lineno}"
+            if what not in seen:  # once for each place
                 seen.add(what)
-                print(f"{what}\n    {command(name, seed)}", flush=True)
+                print(f"{what}: {str(error)[:200]}\n    {command(name, seed)}", flush=True)
     print(f"{name}: " + ", ".join(f"{n} {word}" for word, n in sorted(count.items())), flush=True)
     return count["failed"]
 
