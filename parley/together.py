@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from parley import data as datasets
-from parley.api import Result, builder_of, held_out
+from parley.api import Result
 from parley.cluster.host import Host
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, cross_entropy
@@ -19,7 +19,7 @@ from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.peers import join as peers
 from parley.peers.file import Peers
-from parley.training import run
+from parley.training import given, run
 from parley.training.events import Event
 from parley.training.run import Problem
 from parley.watch import trackers
@@ -56,16 +56,16 @@ def join(
     """
     group = Peers.read(Path(file))
     number = group.number(me)
-    given = {"model": model is not None, "data": data is not None}
-    given["loss"] = loss is not cross_entropy
+    own = {"model": model is not None, "data": data is not None}
+    own["loss"] = loss is not cross_entropy
     options = read_file(Path(group.experiment))
-    own = [name for name, is_own in given.items() if is_own]
     if data is not None:
         options |= {"data": "own", "partition": "own"}
     if model is not None:
-        options["model"] = getattr(model, "__name__", type(model).__name__)
-    experiment = Experiment.of(**{**options, "from_python": own})
-    build = None if model is None else builder_of(model)
+        options["model"] = given.name_of(model)
+    from_python = [name for name, is_own in own.items() if is_own]
+    experiment = Experiment.of(**{**options, "from_python": from_python})
+    build = None if model is None else given.builder_of(model)
     part = peers.part_of(Host.of(Path(host) if host else None), group, me)
     load: Load
     if data is None:
@@ -78,7 +78,7 @@ def join(
             valid = f"a dataset for each of {', '.join(map(str, mine))}"
             raise BadValue("data", sorted(data), valid, f"{me} has these agents")
         samples = datasets.from_user([data[agent] for agent in mine], mine)
-        tested = datasets.joined(samples) if test is None else held_out(test, samples[0])
+        tested = datasets.joined(samples) if test is None else given.held_out(test, samples[0])
         load = partial(_own, build, loss, samples, tested, _names(classes))
     logged = trackers.parse(log)
     where = Path(out) if out else None

@@ -181,9 +181,7 @@ class Links:
                     raise WorkerLost("peers: others have ended this generation")
                 if (why := self._lost(link, began)) is not None:
                     link.given_up = not link.restarted
-                    raise WorkerLost(
-                        f"peers: {name} has gone ({why})", [self.peers.number(name)], True
-                    )
+                    raise WorkerLost(f"peers: lost {name} ({why})", [self.peers.number(name)], True)
                 self.changed.wait(0.1)
             connection = link.connection
             if connection is not None and connection.paused:

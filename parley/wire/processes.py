@@ -50,9 +50,9 @@ class Processes(Spread):
             sends = [dist.P2POp(dist.isend, outbox_RB[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox_RB[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
-            # the own message, behind which it would wait: the two directions would take turns.
+            # this worker's message, behind which it would queue: the directions would take turns.
             works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes a request of each, NCCL one of all.
+        # Gloo makes one request per message, NCCL one for all.
         each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
         return [_Work(workers, work) for workers, work in zip(each, works, strict=True)]
 
@@ -61,7 +61,7 @@ class Processes(Spread):
         self._settle()
         worker_of, workers = self.placement.worker_of, self.placement.workers
         hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
-        most = max(map(len, hosts))  # everyone sends as many rows
+        most = max(map(len, hosts))  # every worker sends the same number of rows
         own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
         own[: len(values_A)] = values_A
         every = [torch.empty_like(own) for _ in hosts]
@@ -91,12 +91,12 @@ class Processes(Spread):
 
 @contextmanager
 def _reaching(*workers: int) -> Iterator[None]:
-    """Says in words that one of these workers (or of all, if none is named) has gone."""
+    """Turns a connection error into one saying that a worker (of these, or any) was lost."""
     try:
         yield
     except RuntimeError as error:
-        # What gloo says is for its developers: file, line, and which setting to debug with.
+        # Gloo's message is for its developers: file, line, and debugging settings.
         timed_out = "imed out" in str(error) or "imeout" in str(error)
         why = "it did not answer in time" if timed_out else "it closed its connection"
         who = f"worker {' or '.join(map(str, workers))}" if workers else "another worker"
-        raise WorkerLost(f"workers: {who} has gone ({why})", workers, timed_out) from None
+        raise WorkerLost(f"workers: lost {who} ({why})", workers, timed_out) from None

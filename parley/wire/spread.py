@@ -33,7 +33,7 @@ from parley.wire.transport import (
 
 
 class Request(Protocol):
-    """A part of a transfer that is under way."""
+    """A part of a transfer."""
 
     def wait(self) -> object:
         """Returns once it has arrived, or been sent."""
@@ -41,7 +41,7 @@ class Request(Protocol):
 
 
 class _Transfer:
-    """Messages on their way between workers, while this one goes on with something else."""
+    """Messages in transit between workers, while this one does something else."""
 
     def __init__(
         self,
@@ -59,11 +59,11 @@ class _Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is under way any more."""
+        """Whether nothing is in transit any more."""
         return not self._requests
 
     def wait(self) -> Tensor:
-        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        """What arrived, ``uint8[R, B]``, once everything has arrived and been sent."""
         if self._requests:
             for request in self._requests:
                 request.wait()
@@ -77,8 +77,8 @@ class Spread(Transport):
     """Agents spread over several workers: everything but how bytes get from one to another."""
 
     overlap = True
-    """Whether there is something else to do while messages are under way; without, each is waited
-    for where it is sent."""
+    """Whether to do something else while messages are in transit; otherwise each is waited for
+    where it is sent."""
 
     def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
         super().__init__(placement, clock)
@@ -110,8 +110,8 @@ class Spread(Transport):
     def _swap(
         self, parcels: "_Parcels", wire: Tensor, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
-        """Sends messages to the other workers; waits, when called, for theirs and gives the own
-        ones followed by the arrived."""
+        """Sends messages to the other workers; the result, when called, waits for theirs and
+        returns this worker's own messages followed by those that arrived."""
         transfer = self._start(parcels, wire, kind, codec, step)
         if transfer is None:
             return lambda: wire
@@ -120,7 +120,7 @@ class Spread(Transport):
     def backward_to_others(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Transfer | None:
-        """Replies to other workers only, while this one goes on."""
+        """Replies to other workers only, while this one continues."""
         parcels = self._back_to_others_of[round_]
         return self._start(parcels, wire_EB, kind, codec, step, parcels.route.order)
 
@@ -133,7 +133,7 @@ class Spread(Transport):
         step: int,
         order: Tensor | None = None,
     ) -> _Transfer | None:
-        """Sends messages to the other workers and lets theirs come."""
+        """Starts sending messages to the other workers and receiving theirs."""
         route = parcels.route
         if not (route.to or route.of):
             return None
@@ -156,7 +156,7 @@ class Spread(Transport):
         return transfer
 
     def _settle(self) -> None:
-        """Nothing that nobody has asked for stays under way: its memory must not go before it."""
+        """Waits for transfers that were never read: their memory must outlive them."""
         for transfer in self._under_way:
             transfer.wait()
         self._under_way = []
@@ -189,7 +189,7 @@ def _check(got: Tensor, expected: Tensor) -> None:
     if len(wrong):
         row = int(wrong[0])
         raise ParleyError(
-            f"a message does not fit: expected {_words(expected[row])}; got {_words(got[row])}"
+            f"unexpected message: expected {_words(expected[row])}; got {_words(got[row])}"
         )
 
 

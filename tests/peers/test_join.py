@@ -82,7 +82,7 @@ def test_a_peer_that_is_lost_ends_the_run_in_words_and_it_can_be_resumed(tmp_pat
     peers["ward-b"].send(signal.SIGKILL)
     for name in ("ward-a", "ward-c"):
         assert peers[name].wait() == 2
-        assert "peers: ward-b has gone" in peers[name].err
+        assert "peers: lost ward-b" in peers[name].err
         assert "start all peers again with --resume" in peers[name].err
     again = [start(tmp_path, name, "--resume") for name in NAMES[:3]]
     for peer in again:
