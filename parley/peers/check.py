@@ -40,13 +40,13 @@ def check(
     others = [name for name in peers.names if name != me]
     with linked(identity, peers, greeting(experiment, graph), seconds, listen, True) as links:
         links.want(others)
-        links.until(lambda: all(name in links.hellos for name in others), seconds)
+        links.until(lambda: all(name in links.verdicts for name in others), seconds)
         rows = []
         for peer in peers.peer:
             if peer.name == me:
                 state, fits = "this peer", True
-            elif peer.name in links.hellos:
-                trouble = links.links[peer.name].trouble
+            elif peer.name in links.verdicts:
+                trouble = links.verdicts[peer.name]
                 state, fits = trouble or "ready: its key and its experiment fit", not trouble
             else:
                 unheard = "it did not call" if peer.address is None else "no answer"

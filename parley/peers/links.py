@@ -122,6 +122,8 @@ class Links:
         self.links = {name: Link(name) for name in peers.names if name != self.me}
         self.hellos: dict[str, Mapping[str, Any]] = {}
         """What others have said about themselves."""
+        self.verdicts: dict[str, str] = {}
+        """Why that is not acceptable; empty if it is."""
         self.failure: ParleyError | None = None
         """Raised by whoever waits, once set."""
         self.listeners: list[Callable[[str, Any], None]] = []
@@ -133,7 +135,10 @@ class Links:
         self._security = Security(identity, peers, certificate)
         self._flood = Flood()
         self._floods = 0
+        self._listener = self._listen(listening(peers.peer[peers.number(self.me)], listen))
         self._selector = selectors.DefaultSelector()
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._near, self._far = socket.socketpair()
         self._far.setblocking(False)
         self._selector.register(self._far, selectors.EVENT_READ, None)
@@ -142,7 +147,6 @@ class Links:
         self._adopted: list[tuple[str, Any]] = []
         self._complaints: dict[tuple[str, str], float] = {}
         self._ending = False
-        self._listener = self._listen(listening(peers.peer[peers.number(self.me)], listen))
         self._thread = threading.Thread(target=self._loop, name="parley-links", daemon=True)
         self._thread.start()
 
@@ -281,7 +285,6 @@ class Links:
                 "listen", shown, "an address of this host with a free port", reason
             ) from None
         made.setblocking(False)
-        self._selector.register(made, selectors.EVENT_READ, None)
         return made
 
     def _wake(self) -> None:
@@ -557,7 +560,8 @@ class Links:
         why = self.judge(said)
         if not why and said.get("peers") != self.peers.digest():
             why = "its peers.toml differs from the one here"
-        link.trouble = why
+        link.trouble = self.verdicts[link.name] = why
+        link.wanted = link.wanted and not self.checking
         self.changed.notify_all()
         if why:
             raise Refused(why)
