@@ -64,6 +64,9 @@ class Record(TypedDict, total=False):
     """Peak memory of all worker processes together."""
 
 
+LARGEST = 1e150
+"""The largest number that counts as one: squares of it are still finite."""
+
 EACH_AGENT = ("accuracy_agents", "distance_agents")
 """Fields of a record that are lists with one value per agent."""
 
@@ -119,7 +122,7 @@ def latest_by_epoch(records: Sequence[Record]) -> list[Record]:
 
 
 def number(found: object) -> float | None:
-    """A finite number as a float; None for anything else.
+    """A finite number as a float; None for anything else, and for what cannot be averaged.
 
     >>> number(1), number(True), number(float("inf")), number(10**400), number("1")
     (1.0, None, None, None, None)
@@ -127,7 +130,7 @@ def number(found: object) -> float | None:
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
     try:
-        return float(found) if math.isfinite(found) else None
+        return float(found) if math.isfinite(found) and abs(found) <= LARGEST else None
     except OverflowError:
         return None
 
