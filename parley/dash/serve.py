@@ -49,7 +49,7 @@ class Brisk(H11Protocol):
         if busy:
             self._idle_since = now
         elif now - self._idle_since > REQUEST_IN:
-            self.transport.abort()  # type: ignore[attr-defined]
+            self.transport.abort()
             return
         self._looking = self.loop.call_later(REQUEST_IN / 4, self._look)
 
