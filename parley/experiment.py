@@ -249,6 +249,8 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def read_toml(text: str, where: str) -> dict[str, Any]:
     """Options from a TOML text."""
+    if not text.strip():  # what a power cut may leave of a file, and not the default experiment
+        raise BadValue("experiment", where, "a TOML file", "it is empty")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

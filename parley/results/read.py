@@ -150,7 +150,7 @@ def _read(
     except (OSError, ValueError):
         notes.append(f"{path.name} is damaged")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not found:
         notes.append(f"{path.name} is damaged")
         return None
     return found

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.errors import BadValue, ParleyError
-from parley.files import is_partial, write_atomically
+from parley.files import append_line, is_partial, make_folder, write_atomically
 from parley.store.status import LOCK
 from parley.training.record import Record, parse_records
 from parley.version import __version__, commit
@@ -106,7 +106,7 @@ class RunFolder:
     def touch(self, mark: Path) -> None:
         """Makes the folder, and an empty file in it."""
         with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             mark.touch()
 
     def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
@@ -115,7 +115,7 @@ class RunFolder:
         about = json.dumps(environment() | named, indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
         with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             for name, text in texts.items():
                 if not (self.path / name).is_file():
                     write_atomically(self.path / name, text)
@@ -148,10 +148,8 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
         """One more record, on disk before this returns."""
-        with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._writing():
+            append_line(self.path / to, json.dumps(record))
 
     def rewind(self, records: list[Record], epoch: int) -> list[Record]:
         """Drops records that are newer than the checkpoint a run goes on from."""
