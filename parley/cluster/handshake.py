@@ -4,6 +4,7 @@ Every process says what it was started with and what it has loaded. All compare,
 the same verdict: either they go on, or every host says who differs from whom in what.
 """
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from parley.cluster.noticeboard import Member, Noticeboard, listed
 from parley.cluster.rank import here
+from parley.cluster.words import Claims, Seat, understood
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
@@ -57,8 +59,9 @@ def claims(
 
 def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
     """Refuses to go on where some process claims something else than the first."""
-    mine = {"host": here(), "agents": list(agents), "said": dict(said)}
-    everyone = board.share("claims", mine)
+    text = json.dumps({"host": here(), "agents": list(agents), "said": dict(said)})
+    mine = understood(text, Claims, "this process", "claims")  # as the others read it
+    everyone = board.share("claims", mine, Claims)
     first = everyone[0]
     if changed := [key for key in said if _differs(everyone[board.rank], mine, key)]:
         # It said otherwise at the start, and only then could the others object.
@@ -117,7 +120,8 @@ def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[
     >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
     """
-    claimed = board.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
+    own = {"host": here(), "agents": None if mine is None else [*mine]}
+    claimed = board.share("agents", own, Seat)
     worker_of: dict[int, int] = {}
     for rank, said in enumerate(claimed):
         for agent in said["agents"] or ():

@@ -35,7 +35,7 @@ from parley.cluster.noticeboard import FAILURE, StoreLost, ask, read_failure
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
-from parley.store.journal import Journal
+from parley.store.journal import Journal, Written
 from parley.training.record import Record
 from parley.training.run import Losses, Run
 from parley.wire.transport import Kind
@@ -198,7 +198,7 @@ class Recovery:
         Who has none, or none since the last epoch that was written down, takes a neighbour's.
         """
         run, board, mine = self.run, self.journal.board, self.before
-        said = board.share("position", [mine.epoch, mine.step])
+        said = board.share("position", [mine.epoch, mine.step], tuple[int, int])
         epoch = max(0, *(e for e, _ in said))
         start = epoch * run.steps_per_epoch
         step = max(start, *(s for _, s in said))
@@ -235,13 +235,13 @@ class Recovery:
         foremost = epochs.index(max(epochs))
         known = self.before.records or (folder.records() if folder else [])
         known = [record for record in known if record["epoch"] <= epoch]
-        shared = board.share("records", known if board.rank == foremost else [])
+        shared = board.share("records", known if board.rank == foremost else [], list[Written])
         journal.records, journal.epoch = shared[foremost], epoch
         if folder:
             checkpoint.drop_after(folder.path, epoch)
             if journal.keeper:
                 folder.rewind(journal.records, epoch)
-        board.share("rewound", True)
+        board.share("rewound", True, bool)
 
     def position(self) -> Position:
         """What this worker takes along if the generation ends now."""

@@ -10,7 +10,7 @@ records.jsonl       one line for every evaluation
 generations.jsonl   who took part from when on, where a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
-.lock               held by the process that writes here
+.lock, .lock-…      held by the processes of the run (`parley.store.lock`)
 confusion.json      confusion matrices of the best and the worst agent, at the end
 summary.json        written when the run is complete
 """
@@ -100,7 +100,7 @@ class RunFolder:
             return
         # A run that was killed at its very first moment leaves its lock and an unfinished file.
         present = self.path.iterdir() if self.path.exists() else iter(())
-        if not all(path.name == LOCK or is_partial(path, EXPERIMENT) for path in present):
+        if not all(p.name.startswith(LOCK) or is_partial(p, EXPERIMENT) for p in present):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
 
     def touch(self, mark: Path) -> None:
