@@ -28,7 +28,9 @@ ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a
 
 VARIANTS = ("as-printed", "as-run")
 
-HOW = frozenset({"data_root", "workers", "engine", "device", "threads", "on_failure", "patience"})
+HOW = frozenset(
+    {"data_root", "workers", "engine", "device", "threads", "on_failure", "patience", "suspicious"}
+)
 """Fields that say how a run is carried out, not what it computes: they may change on resuming."""
 
 
@@ -115,6 +117,9 @@ class Experiment(BaseModel):
     """What the others do when a worker dies or falls silent: stop, or go on without it."""
     patience: float = Field(600.0, gt=0)
     """Seconds after which a worker that says nothing counts as gone, at the start too."""
+    suspicious: Literal["warn", "stop", "drop"] = "warn"
+    """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
+    with on_failure heal, drop its worker and go on."""
     from_python: tuple[Literal["model", "data", "loss"], ...] = ()
     """What a Python program gave and no file can hold. Only that program can repeat the run."""
 
@@ -163,6 +168,9 @@ class Experiment(BaseModel):
         parse_decay(self.lr_decay)
         if self.start_agent >= self.agents:
             raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
+        if self.suspicious == "drop" and self.on_failure != "heal":
+            valid = "warn or stop; or drop together with --on-failure heal"
+            raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
         return self
 
     def to_toml(self) -> str:

@@ -16,7 +16,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 SLOW = (
-    *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *(
+        "cluster/test_launch",
+        "cluster/test_suspicious",
+        "cluster/test_faults",
+        "cluster/test_heal",
+        "cluster/test_hosts",
+    ),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *(
         "test_docs",

@@ -38,7 +38,7 @@ def claims(
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
-    together = {"on_failure", "patience"}
+    together = {"on_failure", "patience", "suspicious"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
     inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
     parameters = zip(task.names, task.shapes, strict=True)

@@ -30,6 +30,7 @@ import networkx as nx
 from torch import Tensor
 
 from parley import graphs as topologies
+from parley.cluster import words
 from parley.cluster.join import Meeting, Roster
 from parley.cluster.noticeboard import FAILURE, StoreLost, ask, read_failure
 from parley.errors import ParleyError
@@ -84,10 +85,12 @@ class Council:
         self.world = meeting.world
         self.patience = meeting.patience
         self._beaten = 0.0
+        self._last = -1
+        """The last generation that this worker took part in."""
 
     def begun(self) -> bool:
         """Whether there has been a generation already: then this worker comes back."""
-        return self.ask(lambda: self.store.check(["generation"]))
+        return self.ask(lambda: self.store.check(["roster/0"]))
 
     def done(self) -> None:
         """Tells whoever comes later that the run has ended."""
@@ -100,13 +103,23 @@ class Council:
         `left`: this worker was in the generation before, and it has ended. Only then may the others
         start without those who do not come; who merely knocks waits for the end of an epoch.
         """
-        said = self.ask(lambda: self._get("generation"))
-        generation = 0 if said is None else int(said) + 1
+        # The rosters themselves say which generation is the next: who settles one may die right
+        # after it.
+        generation = self.ask(self._unsettled)
+        left = left and generation == self._last + 1
         while True:
             workers = self._settle(generation, left)
             if self.rank in workers:
+                self._last = generation
                 return Roster(generation, workers)
             generation, left = generation + 1, False
+
+    def _unsettled(self) -> int:
+        """The first generation that has no roster yet."""
+        generation = self._last + 1
+        while self.store.check([f"roster/{generation}"]):
+            generation += 1
+        return generation
 
     def _settle(self, generation: int, left: bool) -> tuple[int, ...]:
         """The workers of one generation, as they were first written down."""
@@ -117,6 +130,12 @@ class Council:
         over = left
         while True:
             workers, inside, ended, beat, failure, done = self.ask(lambda: self._look(generation))
+            dropped = self.dropped()
+            if self.rank in dropped:
+                raise ParleyError(
+                    f"workers: the others go on without this host: {dropped[self.rank]}"
+                )
+            before, inside = ([w for w in some if w not in dropped] for some in (before, inside))
             now = time.monotonic()
             if workers is not None:
                 return tuple(workers)
@@ -145,12 +164,27 @@ class Council:
 
     def roster(self, generation: int) -> tuple[int, ...]:
         """Who took part in an earlier generation."""
-        return tuple(json.loads(self.ask(lambda: self._get(f"roster/{generation}")) or "[]"))
+        text = self.ask(lambda: self._get(f"roster/{generation}"))
+        return words.workers(text or "[]", self.world)
 
     def waiting(self, generation: int) -> bool:
         """Whether somebody knocks to be in the generation after this one."""
         keys = [f"in/{generation + 1}/{worker}" for worker in range(self.world)]
         return self.ask(lambda: any(self.store.check([key]) for key in keys))
+
+    def drop(self, worker: int, why: str) -> None:
+        """From now on all go on without this worker."""
+        self.ask(lambda: self.store.set(f"dropped/{worker}", why))
+
+    def dropped(self) -> dict[int, str]:
+        """Workers that all go on without, and why."""
+        return self.ask(
+            lambda: {
+                worker: words.printable(self._get(f"dropped/{worker}") or "")
+                for worker in range(self.world)
+                if self.store.check([f"dropped/{worker}"])
+            }
+        )
 
     def beat(self) -> None:
         """Shows those who wait outside that there is a generation at work."""
@@ -172,16 +206,15 @@ class Council:
         everyone = range(self.world)
         inside = [w for w in everyone if self.store.check([f"in/{generation}/{w}"])]
         ended = self.store.check([f"left/{generation}"])
-        settled = tuple(json.loads(workers)) if workers is not None else None
+        settled = words.workers(workers, self.world) if workers is not None else None
         failure, done = self._get(FAILURE), self.store.check(["done"])
         return settled, inside, ended, self._get("beat"), failure, done
 
     def _propose(self, generation: int, inside: Sequence[int]) -> None:
         self.store.compare_set(f"roster/{generation}", "", json.dumps(list(inside)))
-        self.store.set("generation", str(generation))
 
     def _get(self, key: str) -> str | None:
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        return self.store.get(key).decode("utf-8", "replace") if self.store.check([key]) else None
 
 
 class Recovery:

@@ -36,6 +36,7 @@ from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
+from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
 from parley.wire.transport import Local, Processes, Transport, WorkerLost
 
@@ -184,6 +185,12 @@ class Worker:
                 if council is None:
                     raise
                 left = True
+            except Suspicious as error:
+                if council is None or not error.drop:
+                    raise
+                log.warning("%s", error)
+                council.drop(roster.workers[error.worker], str(error))
+                left = True
 
     def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
         """One generation: from where its workers are to the end, or until somebody is lost."""
@@ -300,6 +307,8 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
         last = journal.last(run)
         confusion = _confusion(run, agents["classes"], last, x_ND)
         summary = journal.finish(run, confusion)
+        if absent := summary.get("agents_absent"):
+            log.warning("the run ends without %s: their workers have gone", listed(absent))
     if run.transport.placement.here:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})

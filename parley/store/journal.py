@@ -154,6 +154,9 @@ class Journal:
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
         """The summary, written where records are kept."""
         summary = summarise(run.experiment, self.last(run), self.out)
+        hosted = run.transport.placement.numbers or range(run.experiment.agents)
+        if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:
+            summary["agents_absent"] = absent
         if self.folder and self.keeper:
             self.folder.write_once(CONFUSION, confusion)
             self.folder.finish(summary)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any, Literal, Self
 
@@ -23,8 +24,10 @@ from torch import Tensor
 from parley.compute.sums import in_order
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
+from parley.wire import direct
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
+from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import Placement
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
@@ -70,17 +73,20 @@ class Transfer:
 
     def __init__(
         self,
-        requests: Sequence[tuple[Sequence[int], dist.Work]],
+        requests: Sequence[direct.Request],
         inbox: Tensor,
         expected: Tensor,
         sent: Tensor,
         order: Tensor | None = None,
+        inspect: Callable[[Tensor], None] | None = None,
     ) -> None:
+        """`inspect` is shown the messages once they have arrived, before anybody else is."""
         self._requests = list(requests)
         self._inbox_RB = inbox
         self._expected = expected
         self._sent = sent  # has to stay until it is sent
         self._order = order
+        self._inspect = inspect
 
     @property
     def done(self) -> bool:
@@ -90,11 +96,11 @@ class Transfer:
     def wait(self) -> Tensor:
         """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
         if self._requests:
-            for workers, request in self._requests:
-                with _reaching(*workers):
-                    request.wait()
+            _finish(self._requests)
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+            if self._inspect is not None and len(self._inbox_RB):
+                self._inspect(self._inbox_RB[:, HEADER.itemsize :])
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
         return wire_RB if self._order is None else _rows(wire_RB, self._order)
 
@@ -134,8 +140,12 @@ class Arrivals:
 class Transport(ABC):
     """Carries messages forward along edges and replies back along the same edges."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
         self.placement = placement
+        self.guard = guard
+        """Looks at what other workers send, where somebody does."""
         self.topology = placement.topology
         self.clock = clock
         """Tells how long messages would take on some network, where one is simulated."""
@@ -162,14 +172,18 @@ class Transport(ABC):
 
     def on(self, topology: Topology) -> Self:
         """The same agents in the same places on another graph; bytes are counted together."""
-        return self._like(replace(self.placement, topology=topology), self.clock)
+        return self._like(replace(self.placement, topology=topology), self.clock, self.guard)
 
     def timed(self, clock: Clock) -> Self:
         """The same with a simulated network; bytes are counted together."""
-        return self._like(self.placement, clock)
+        return self._like(self.placement, clock, self.guard)
 
-    def _like(self, placement: Placement, clock: Clock | None) -> Self:
-        other = type(self)(placement, clock)
+    def guarded(self, guard: Guard) -> Self:
+        """The same with somebody who looks at messages of other workers as they arrive."""
+        return self._like(self.placement, self.clock, guard)
+
+    def _like(self, placement: Placement, clock: Clock | None, guard: Guard | None) -> Self:
+        other = type(self)(placement, clock, guard)
         other.sent = self.sent
         return other
 
@@ -281,8 +295,10 @@ def _index(values: Iterator[int]) -> Tensor:
 class Local(Transport):
     """All agents in this process."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__(placement, clock, guard)
         self.row_of = {e: source for e, (source, _) in enumerate(self.topology.edges)}
         self._sources = {r: _index(self.row_of[e] for e in r) for r in self.incoming_of}
 
@@ -331,6 +347,7 @@ class _Route:
         """`own` is the row, of so many, of the message for each edge; `expected` are the edges
         on which messages arrive."""
         edges, worker_of, here = placement.topology.edges, placement.worker_of, placement.here
+        self.reply = reply
         near, far = (1, 0) if reply else (0, 1)
 
         def sorted_by_worker(candidates: Iterator[int] | Sequence[int], end: int) -> list[int]:
@@ -366,8 +383,10 @@ class Processes(Transport):
     """Whether there is something else to do while messages are under way; without, each is waited
     for where it is sent."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__(placement, clock, guard)
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -465,15 +484,43 @@ class Processes(Transport):
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
             # the own message, behind which it would wait: the two directions would take turns.
-            works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes a request of each, NCCL one of all.
-        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
-        requests = list(zip(each, works, strict=True))
-        transfer = Transfer(requests, inbox, stamp(route.arriving).clone(), parcels, order)
+            requests = direct.started(receipts + sends)
+        inspect = partial(self._inspect, self.guard, route, wire, kind, codec, step)
+        seen = inspect if self.guard is not None else None
+        expected = stamp(route.arriving).clone()
+        transfer = Transfer(requests, inbox, expected, parcels, order, seen)
         if not self.overlap:
             transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
         return transfer
+
+    def _inspect(
+        self,
+        guard: Guard,
+        route: _Route,
+        wire: Tensor,
+        kind: Kind,
+        codec: Codec,
+        step: int,
+        arrived_RB: Tensor,
+    ) -> None:
+        """Shows the guard what has arrived beside what the receivers have sent themselves."""
+        number, worker_of = self.placement.number, self.placement.worker_of
+        senders, receivers = (route.arriving[end].tolist() for end in ("sender", "receiver"))
+        rows = None if route.reply else _index(self.placement.row[agent] for agent in receivers)
+        guard.inspect(
+            Arrived(
+                kind,
+                step,
+                codec,
+                arrived_RB,
+                [number(agent) for agent in senders],
+                [number(agent) for agent in receivers],
+                [worker_of[agent] for agent in senders],
+                None if rows is None else _rows(wire, rows),
+                wire,
+            )
+        )
 
     def _settle(self) -> None:
         """Nothing that nobody has asked for stays under way: its memory must not go before it."""
@@ -486,32 +533,40 @@ class Processes(Transport):
         self._settle()
         worker_of, workers = self.placement.worker_of, self.placement.workers
         hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
-        most = max(map(len, hosts))  # everyone sends as many rows
-        own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
-        own[: len(values_A)] = values_A
-        every = [torch.empty_like(own) for _ in hosts]
-        with _reaching():
-            dist.all_gather(every, own)
+        every = self._from_each(values_A, list(map(len, hosts)))
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
         for agents, rows in zip(hosts, every, strict=True):
-            all_rows[agents] = rows[: len(agents)].to(values_A.device)
+            all_rows[agents] = rows.to(values_A.device)
         return all_rows
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, in whatever order."""
-        self._settle()
-        total = values.to(self._wire_device, copy=True)
+    def _from_each(self, values: Tensor, rows: Sequence[int]) -> list[Tensor]:
+        own = values.to(self._wire_device).contiguous()
         with _reaching():
-            dist.all_reduce(total)
-        return total.to(values.device)
+            every, requests = direct.from_each(own, rows, self.placement.here)
+        _finish(requests)
+        return every
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker, in the order of their numbers."""
+        self._settle()
+        every = self._from_each(values[None], [1] * self.placement.workers)
+        return torch.cat(every).sum(0, dtype=values.dtype).to(values.device)
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         sent = values.to(self._wire_device, copy=True).contiguous()
-        with _reaching():
-            dist.broadcast(sent, self.placement.worker_of[agent])
+        source, here = self.placement.worker_of[agent], self.placement.here
+        with _reaching(source):
+            requests = direct.from_one(sent, source, self.placement.workers, here)
+        _finish(requests)
         return sent.to(values.device)
+
+
+def _finish(requests: Sequence[direct.Request]) -> None:
+    for workers, request in requests:
+        with _reaching(*workers):
+            request.wait()
 
 
 @contextmanager
