@@ -52,6 +52,7 @@ ATTACKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sends 1e30": lambda x_AD: torch.full_like(x_AD, 1e30),
     "sends nan": lambda x_AD: torch.full_like(x_AD, torch.nan),
     "boasts": lambda x_AD: x_AD,
+    "sends too much": lambda x_AD: x_AD,
 }
 
 
@@ -68,6 +69,7 @@ def attack(how: str) -> None:
     ) -> Any:
         if kind == "models" and step >= 3 and len(wire):
             wire = codec.encode(ATTACKS[how](codec.decode(wire, torch.float32)))
+            wire = torch.cat([wire, wire], 1) if how == "sends too much" else wire
         return start(self, route, wire, kind, codec, step, *more)  # type: ignore[arg-type]
 
     transport.Processes._start = changed  # type: ignore[assignment]

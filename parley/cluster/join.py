@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,9 +20,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from parley.cluster.lastwords import last_words
 from parley.cluster.noticeboard import PARTING, Member, Noticeboard, StoreLost, ask
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.wire import direct
 from parley.wire.guard import Suspicious
 from parley.wire.transport import WorkerLost
 
@@ -89,7 +92,15 @@ class Meeting:
         board = Noticeboard(said, here, world, timeout, self.store, members=present)
         with self.ending_together(board, final=not self.heals):
             self._connect(store, here, world)
-            yield board
+            with last_words(partial(self._given_up, board)):
+                yield board
+
+    def _given_up(self, board: Noticeboard) -> str:
+        """Why this process ends, for everyone whom that concerns."""
+        workers = [board.name(worker) for worker in direct.awaited()]
+        who = " or ".join(workers) or "another worker"
+        error = ParleyError(f"workers: {who} has sent a message that is longer than it may be")
+        return str(error if self.heals else board.fail(error))
 
     def _connect(self, store: Store, here: int, world: int) -> None:
         timeout = timedelta(seconds=self.patience)

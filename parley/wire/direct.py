@@ -5,6 +5,7 @@ its own. Here a worker can only speak for itself.
 """
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -37,4 +38,16 @@ def started(messages: Sequence[dist.P2POp]) -> list[Request]:
     peers = [message.peer for message in messages]
     works = dist.batch_isend_irecv(list(messages))
     each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
+    receipts = [message.op is dist.irecv for message in messages]
+    for peer, work, receipt in zip(peers, works, receipts, strict=False):
+        if receipt:
+            _awaited[work] = peer
     return list(zip(each, works, strict=True))
+
+
+_awaited: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()
+
+
+def awaited() -> list[int]:
+    """Workers of which something has been expected and has not come."""
+    return sorted({peer for work, peer in _awaited.items() if not work.is_completed()})

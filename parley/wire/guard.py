@@ -161,9 +161,9 @@ class Guard:
         if arrived.own_RB is None:
             return []
         own_RD = arrived.codec.decode(arrived.own_RB, self.dtype).to(values_RD.device)
-        distances, own = _norms(values_RD - own_RD), _norms(own_RD)
-        both = zip(distances, own, norms, strict=True)
-        return [distance / (a + b) if a + b else 0.0 for distance, a, b in both]
+        products: list[float] = torch.linalg.vecdot(values_RD, own_RD).tolist()
+        each = zip(products, _norms(own_RD), norms, strict=True)
+        return [_share(math.sqrt(max(0.0, a * a + b * b - 2 * p)), a + b) for p, a, b in each]
 
     def _direction(
         self,
@@ -190,12 +190,16 @@ class Guard:
         norms = _norms(own_AD)
         distances = _norms(own_AD[1:] - own_AD[:-1])
         both = zip(distances, norms[1:], norms[:-1], strict=True)
-        return [distance / (a + b) if a + b else 0.0 for distance, a, b in both]
+        return [_share(distance, a + b) for distance, a, b in both]
 
 
 def _norms(values_RD: Tensor) -> list[float]:
     found: list[float] = torch.linalg.vector_norm(values_RD, dim=1).tolist()
     return found
+
+
+def _share(distance: float, of: float) -> float:
+    return distance / of if of else 0.0
 
 
 def _a(arrived: Arrived) -> str:

@@ -83,8 +83,19 @@ def test_forged_metrics_are_left_out(made: Callable[..., Hosts]) -> None:
 def test_honest_hosts_are_not_accused(made: Callable[..., Hosts]) -> None:
     hosts = made("", suspicious="stop")
     assert [hosts.wait(rank) for rank in range(3)] == [0, 0, 0], hosts.words()
-    assert here() and "suspicious" not in hosts.words()
+    assert "suspicious" not in hosts.words()
     assert "suspicious_messages" not in hosts.records()[-1]
+
+
+def test_a_message_that_is_too_long(made: Callable[..., Hosts]) -> None:
+    """Gloo cannot go on, but does not end the process without a word."""
+    hosts = made("sends too much")
+    for rank in (0, 2):
+        assert hosts.wait(rank) == 2, hosts.words()
+        [line] = [line for line in hosts.err(rank).splitlines() if line.startswith("error: ")]
+        assert f"worker 1 ({here()}, agents 2, 3)" in line
+        assert "has sent a message that is longer than it may be" in line
+        assert "gloo" not in hosts.err(rank)
 
 
 def test_drop_needs_healing() -> None:
