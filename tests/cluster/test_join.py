@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from parley.cluster.join import INTERFACE, Meeting, local_store
-from tests.processes import TOKEN, Command, nothing_left, processes_of, recorded, until
+from tests.cluster.test_launch import torchrun
+from tests.processes import Command, nothing_left, processes_of, recorded, until
 
 RUN = (
     "train", "--algorithm", "dpsgd", "--model", "logistic", "--agents", "4", "--epochs", "2000",
@@ -59,17 +58,11 @@ def test_the_interface_is_chosen_for_the_run_only(monkeypatch: pytest.MonkeyPatc
 
 def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    environment = {**os.environ, TOKEN: "orphans"}
-    launcher = subprocess.Popen(
-        [sys.executable, *words, "-m", "parley", *RUN, "--out", str(out)],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        assert until(lambda: recorded(out) >= 2, lambda: launcher.poll() is not None)
-        assert len(processes_of("orphans")) >= 3
-    finally:
-        launcher.kill()
-        launcher.wait()
+    with torchrun(*RUN, "--out", str(out), token="orphans") as launcher:
+        try:
+            assert until(lambda: recorded(out) >= 2, lambda: launcher.poll() is not None)
+            assert len(processes_of("orphans")) >= 3
+        finally:
+            launcher.kill()
     assert nothing_left("orphans")
     assert recorded(out) < 2000
