@@ -1,5 +1,6 @@
 """Parley from Python, with the user's own model, data, loss and graph."""
 
+import warnings
 from pathlib import Path
 
 import datasets
@@ -219,9 +220,11 @@ WEIGHTS = torch.tensor([0.5, 1.5])  # they add up to the number of classes
         ("mse", "'mse' is not valid; valid: a function of (outputs, targets)"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_cannot_be_understood_is_refused(data, loss, words):
-    message = error(data=data, loss=loss)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        message = error(data=data, loss=loss)
+    assert not told, "the refusal says it"
     assert message.startswith("loss: ") and words in message and "valid: a " in message
 
 
@@ -376,7 +379,7 @@ def test_several_workers_give_the_same(data):
         ({"test": (torch.zeros(2, 5), torch.zeros(2).long())}, "test: 'tuple' is not valid (its i"),
         ({"data": "digits", "test": halves()}, "test: 'tuple' is not valid; valid: only together"),
         ({"model": 3}, "model: 3 is not valid; valid: a name, an nn.Module, or a function"),
-        ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: something that makes an"),
+        ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: a callable that returns"),
         ({"model": nn.Linear(5, 2)}, "model: 'Linear' is not valid (mat1 and mat2 shapes cannot"),
         ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (it gives one score, where"),
         ({"topology": 3}, "topology: 3 is not valid; valid: a spec such as 'ring', a networkx"),
@@ -412,7 +415,7 @@ class TestLoad:
         found = parley.load(out)
         with pytest.raises(BadValue, match=r"valid: model\(build\) with the nn.Module"):
             found.model()
-        with pytest.raises(BadValue, match="it has 16 parameters, the checkpoint 8"):
+        with pytest.raises(BadValue, match="it has 16 parameters, but the checkpoint has 8"):
             found.model(nn.Linear(3, 4))
         inputs = torch.rand(4, 3)
         assert torch.equal(found.model(own)(inputs), result.model()(inputs))

@@ -1,7 +1,7 @@
 """Numbers and names are as they were recorded, and folders of old are still read.
 
 A row that fails here has changed for users. Where that is meant, ``python -m tests.digests
---record`` writes it anew, and the commit says why; tests/digests/README.md has more.
+--record`` rewrites it, and the commit says why; tests/digests/README.md has more.
 """
 
 import json
@@ -122,7 +122,7 @@ def test_folders_are_small() -> None:
     assert sum(map(len, contents(FOLDERS).values())) < 60_000
 
 
-def test_an_unfinished_run_goes_on_or_is_refused(folders: Path) -> None:
+def test_an_unfinished_run_continues_or_is_refused(folders: Path) -> None:
     run = folders / "unfinished"
     before = contents(run)
     said = command(

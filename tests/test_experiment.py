@@ -77,7 +77,7 @@ def test_as_run_is_refused_where_it_could_set_only_a_part(name):
     assert said == error(find(name).as_run)
     assert said.startswith("variant: 'as-run' is not valid")
     assert "as-run only for " + ", ".join(HAVE_A_FORM_AS_RUN) in said
-    assert f"do not all have a place in {find(name).name}" in said
+    assert f"authors' choices apply to {find(name).name}" in said
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *COMBINATIONS])
@@ -99,6 +99,12 @@ def test_a_variant_also_chooses_the_norm_layer():
     explicit = Experiment.of(model="cnn5", variant="as-run", model_options={"evonorm": "s0"})
     assert explicit.model_options == {"evonorm": "s0"}
     assert Experiment.of(model="mlp", variant="as-run").model_options == {}
+
+
+def test_what_nobody_can_write_is_not_offered():
+    with pytest.raises(BadValue) as refused:
+        Experiment.of(agentz=3)
+    assert "patience" in str(refused.value) and "from_python" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 Axes: A agents hosted here, N all agents, D flat parameters.
 
-A run is a row of generations, in each of which the same workers train together. Most runs are one
-generation: it ends when training is done, or when somebody is lost. A run that heals goes on with
-another (`parley.cluster.heal`).
+A run is a sequence of generations, in each of which the same workers train together. Most runs are
+one generation: it ends when training is done, or when a worker is lost. A run that heals continues
+with another (`parley.cluster.heal`).
 """
 
 import logging
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from parley import data
 from parley.cluster import handshake
-from parley.cluster.heal import Council, Position, Recovery, without
-from parley.cluster.join import Knock, Meeting, Roster
+from parley.cluster.heal import Membership, Position, Recovery, without
+from parley.cluster.join import Meeting, RejoinRequest, Roster
 from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
@@ -38,27 +38,28 @@ from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
-from parley.wire.transport import Local, Processes, Transport, WorkerLost
+from parley.wire.processes import Processes
+from parley.wire.transport import Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 
 LOADING = 600.0
-"""Seconds that workers wait at least for each other to load their data."""
+"""Minimum seconds that workers wait for each other to load their data."""
 
 Watcher = Callable[[Event], None]
-"""Is shown every event of worker 0."""
+"""Receives every event of worker 0."""
 
 Load = Callable[[Experiment, Sequence[int]], Problem]
-"""Makes the problem as seen by the host of these agents."""
+"""Creates the problem as seen by the host of these agents."""
 
 
 def unwatched(event: Event) -> None:
-    """Nobody watches."""
+    """Ignores events."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is told to do."""
+    """What a worker has to do."""
 
     experiment: Experiment
     load: Load
@@ -66,10 +67,10 @@ class Assignment:
     resume: bool = False
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
-    """The agents that this host has claimed; None: a share of those that nobody claims."""
+    """The agents that this host claims; None: a share of the unclaimed ones."""
     version: str = field(default_factory=handshake.code)
-    """What code this is. Workers that this process starts have its word for it: they are made of
-    the same files, whatever has been committed since."""
+    """The version of the code. Workers started by this process inherit it: they run the same files,
+    whatever has been committed since."""
 
 
 class Outcome:
@@ -89,7 +90,7 @@ class Outcome:
         """Every agent's model."""
         self.task = run.task
         self.about = about
-        """What the folder has beside records: ``agents`` and ``confusion``."""
+        """What the folder has besides records: ``agents`` and ``confusion``."""
 
 
 def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
@@ -106,21 +107,21 @@ class Worker:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
-        self.council = Council(meeting) if meeting.heals else None
+        self.membership = Membership(meeting) if meeting.heals else None
         self.position = Position()
         self.hold: Hold | None = None
         self._holding = holding
         lobby = meeting.lobby()
-        back = self.council is not None and self.council.begun()
+        back = self.membership is not None and self.membership.begun()
         if back:
-            # Its own mistakes are no reason for the others to stop.
+            # A mistake on this host alone is no reason for the others to stop.
             self._prepare(lobby, back)
         else:
             with meeting.ending_together(lobby, final=True):
                 self._prepare(lobby, back)
 
     def _prepare(self, lobby: Noticeboard, back: bool) -> None:
-        """Loads this worker's data and checks that they fit those of the others."""
+        """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
         self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
         self.members: Mapping[int, Member] = dict(lobby.members)
@@ -159,7 +160,7 @@ class Worker:
             self.hold.settle(took)
 
     def _introduce(self) -> list[int]:
-        """The agents hosted here; says those of the whole host."""
+        """The agents hosted here; reports those of the whole host."""
         rank = self.meeting.rank
         hosted = [agent for agent, worker in enumerate(self.worker_of) if worker == rank]
         if "LOCAL_WORLD_SIZE" in os.environ:
@@ -170,19 +171,19 @@ class Worker:
         return hosted
 
     def work(self) -> Outcome | None:
-        """Generation after generation, until one of them has come to the end."""
+        """Runs generation after generation until one of them reaches the end."""
         left = False
         while True:
-            council = self.council
-            roster = council.convene(left) if council else self.meeting.everyone
+            membership = self.membership
+            roster = membership.next_roster(left) if membership else self.meeting.everyone
             try:
                 with self.meeting.connected(roster, self.members) as board:
                     outcome = self._train(roster, board)
-                    if council:
-                        council.done()
+                    if membership:
+                        membership.done()
                     return outcome
-            except (WorkerLost, Knock):
-                if council is None:
+            except (WorkerLost, RejoinRequest):
+                if membership is None:
                     raise
                 left = True
             except Suspicious as error:
@@ -193,7 +194,7 @@ class Worker:
                 left = True
 
     def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
-        """One generation: from where its workers are to the end, or until somebody is lost."""
+        """One generation: from where its workers are to the end, or until a worker is lost."""
         full, workers = self.problem.topology, roster.workers
         present = [a for a in range(full.agents) if self.worker_of[a] in workers]
         graph, bridges = without(full, present)
@@ -217,43 +218,45 @@ class Worker:
 
     def _recovered(
         self,
-        council: Council,
+        membership: Membership,
         roster: Roster,
         run: Run,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> Outcome | None:
-        """The same where workers may have gone or come: each goes on with its own models."""
+        """The same where workers may have left or joined: each continues with its own models."""
         recovery = Recovery(run, journal, self.position)
         recovery.take_up()
         self.position = recovery.position()
-        self._tell(council, roster, run, journal, bridges)
+        self._tell(membership, roster, run, journal, bridges)
         try:
-            each = partial(self._each, council, roster, run, journal.board.rank)
+            each = partial(self._each, membership, roster, run, journal.board.rank)
             return follow(run, journal, each, self.agents)
         finally:
             self.position = recovery.position()
 
-    def _each(self, council: Council, roster: Roster, run: Run, rank: int, event: Event) -> None:
-        """After every event: a sign of life, and after an epoch the door is opened."""
+    def _each(
+        self, membership: Membership, roster: Roster, run: Run, rank: int, event: Event
+    ) -> None:
+        """After every event: a heartbeat; after an epoch, waiting workers may join."""
         if rank == 0:
             self.assignment.watch(event)
-            council.beat()
+            membership.beat()
         if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
-            knocks = rank == 0 and council.waiting(roster.generation)
-            if float(run.transport.sum(torch.tensor(float(knocks)))):
-                raise Knock
+            rejoining = rank == 0 and membership.waiting(roster.generation)
+            if float(run.transport.sum(torch.tensor(float(rejoining)))):
+                raise RejoinRequest
 
     def _tell(
         self,
-        council: Council,
+        membership: Membership,
         roster: Roster,
         run: Run,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> None:
-        """Notes who takes part, in the run's folder and for the user of this host."""
-        before = council.roster(roster.generation - 1) if roster.generation else ()
+        """Records who takes part, in the run's folder and for the user of this host."""
+        before = membership.roster(roster.generation - 1) if roster.generation else ()
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
         journal.note(
@@ -267,28 +270,26 @@ class Worker:
                 "bridges": [list(bridge) for bridge in bridges],
             }
         )
-        for word, workers in (("has gone; the others go on without", gone), ("is back with", back)):
+        for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 log.info("worker %d %s %s (step %d)", worker, word, listed(agents), run.step)
         if run.test.count != self.tested_on:
-            rest = (
-                "; the others have gone with their hosts" if run.test_samples_absent else " again"
-            )
+            rest = "; the others are on absent hosts" if run.test_samples_absent else " again"
             log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
             self.tested_on = run.test.count
         if bridges:
             pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
-            log.info("the graph fell apart and was bridged: %s", pairs)
+            log.info("the graph was disconnected; added edges: %s", pairs)
 
 
 def _restarts() -> int:
-    """How often torchrun has started this process anew after a failure."""
+    """How often torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
-    """Trains to the end, writes what is to be kept; the outcome, on worker 0."""
+    """Trains to the end and writes the results; returns the outcome, on worker 0."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -315,7 +316,7 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Who talks with whom and who holds how many samples of each class, for whoever draws it."""
+    """Who talks to whom, and how many samples of each class each agent holds, for drawing."""
     graph = problem.topology
     weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
     return {
@@ -330,7 +331,7 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
 def holdings(
     problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
 ) -> list[list[int]]:
-    """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
+    """Samples of each class at each agent; zeros for other hosts' own data, which stay private."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()
            for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
@@ -342,7 +343,7 @@ def holdings(
 
 
 def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> dict[str, Any]:
-    """What the best and the worst agent take for what; all workers take part."""
+    """Confusion matrices of the best and the worst agent; all workers take part."""
     placement = run.transport.placement
     present = [placement.number(row) for row in range(len(x_ND))]
     accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
@@ -364,7 +365,7 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
 
 @contextmanager
 def threads(threads: int) -> Iterator[None]:
-    """Threads of torch while this is open."""
+    """Sets the number of torch threads in this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -34,7 +34,7 @@ class Written(TypedDict):
 
 
 class Board(Protocol):
-    """Where the workers of a run tell each other something: a `Noticeboard`."""
+    """Where the workers of a run exchange information: a `Noticeboard`."""
 
     rank: int
 
@@ -44,9 +44,9 @@ class Board(Protocol):
 
 
 class Journal:
-    """A worker's part in the run's folder, be that shared with others or on a disk of its own.
+    """A worker's part in the run's folder, whether shared with others or on its own disk.
 
-    Every worker writes its checkpoints. Of those who see the same folder, the first keeps its
+    Every worker writes its checkpoints. Among those that see the same folder, the first keeps the
     records, so that every host has all of them.
     """
 
@@ -95,13 +95,13 @@ class Journal:
         own = max(checkpoint.epochs_present(path), default=0)
         newer = max(self.board.share("epochs", own, Count))
         if newer > self.epoch + 1:
-            # Workers write at most one epoch apart, unless some went on without others.
+            # Workers write at most one epoch apart, unless some continued without others.
             raise ParleyError(
-                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last of "
-                "all; --on-failure heal lets each go on from its own checkpoint"
+                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last "
+                "that all have; with --on-failure heal each continues from its own checkpoint"
             )
         if self.epoch:
-            log.debug("going on from the checkpoint of epoch %d", self.epoch)
+            log.debug("resuming from the checkpoint of epoch %d", self.epoch)
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
@@ -132,12 +132,12 @@ class Journal:
         checkpoint.prune(path, event.epoch)
 
     def note(self, event: dict[str, Any]) -> None:
-        """One more line on who takes part."""
+        """Records a change in who takes part."""
         if self.folder and self.keeper:
             self.folder.append(event, GENERATIONS)
 
     def describe(self, agents: dict[str, Any]) -> None:
-        """Notes who talks with whom and who holds what."""
+        """Records who talks to whom and who holds which classes."""
         if self.folder and self.keeper:
             self.folder.write_once(AGENTS, agents)
 
@@ -147,7 +147,7 @@ class Journal:
             path = self.folder.path if self.folder else Path()
             raise ParleyError(
                 f"records: {path / RECORDS} lacks the last record; remove "
-                f"{checkpoint.folder(path, run.epoch)} to make that epoch again"
+                f"{checkpoint.folder(path, run.epoch)} to repeat that epoch"
             )
         return self.records[-1]
 
@@ -163,7 +163,7 @@ class Journal:
         return summary
 
     def with_remedy(self, error: ParleyError) -> ParleyError:
-        """The error, and what is left of the run."""
+        """The error, and which checkpoint is kept."""
         present = checkpoint.epochs_present(self.folder.path) if self.folder else []
         if not present or not self.folder:
             return error
@@ -183,12 +183,12 @@ def longest(board: Board, records: list[Record]) -> list[Record]:
 
 
 def meet(transport: Transport) -> None:
-    """Goes on once every worker has come this far."""
+    """Waits until every worker has reached this point."""
     transport.sum(torch.zeros(1))
 
 
 def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
-    """The last record and what it is the record of, as one flat object."""
+    """The last record and what was run, as one flat object."""
     return {
         "algorithm": experiment.algorithm.name,
         "label": experiment.algorithm.label,

@@ -1,44 +1,29 @@
-"""Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
+"""Many runs side by side: algorithms times seeds, in parallel, as one table and one picture."""
 
 import logging
 import re
-import signal
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
-from rich.progress import TaskID
-
 from parley import algorithms
-from parley.cluster import launch
-from parley.cluster.worker import Watcher
-from parley.compute.threads import usable_cores
-from parley.errors import BadValue, Diverged, ParleyError
+from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment, on_top
 from parley.files import write_atomically
 from parley.results.curves import curves_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
-from parley.store.status import mark_stopped
+from parley.sweep.jobs import Job, one_by_one, side_by_side
 from parley.training import run
-from parley.training.events import EpochDone, Event, StepDone
-from parley.training.record import Record, value
+from parley.training.record import value
 from parley.training.run import Run
-from parley.watch import trackers
-from parley.watch.log import console
-from parley.watch.progress import bars, brief, megabytes, status
+from parley.watch.progress import megabytes
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +33,20 @@ PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm to compare, with what is written behind its name."""
+    """An algorithm to compare, with the settings written after its name."""
 
     name: str
     settings: dict[str, str]
-    """Hyper-parameters and any other fields of an experiment; they win over what is common."""
+    """Hyper-parameters and any other fields of an experiment; they override the common ones."""
 
     @property
     def key(self) -> str:
-        """What its tuned settings are filed under: what it is, but for what tuning may set."""
+        """The key for its tuned settings: its spec without the values that tuning may set."""
         kept = sorted((k, v) for k, v in self.settings.items() if k not in TUNABLE)
         return ":".join([self.name, *(f"{k}={v}" for k, v in kept)])
 
     def experiment(self, common: Mapping[str, Any]) -> Experiment:
-        """With these options, of which those that the algorithm lacks are left out.
+        """With these options, leaving out those that the algorithm does not have.
 
         >>> [ngc] = parse_algorithms("ngc:lr=0.01:alpha=0")
         >>> made = ngc.experiment({"lr": 0.2, "batch": 16, "alpha": 0.5, "codec": "sign"})
@@ -83,9 +68,9 @@ def parse_algorithms(specs: str) -> list[Method]:
     """
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
-    # A comma may be a value's own, as in circulant:1,5: what follows is then no algorithm's name.
+    # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
-        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
@@ -103,36 +88,19 @@ def parse_algorithms(specs: str) -> list[Method]:
     return chosen
 
 
-DIVERGED_FILE = "diverged.txt"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison."""
-
-    label: str
-    experiment: Experiment
-    out: Path
-    log: tuple[str, ...] = ()
-    """Trackers that receive its metrics."""
-    may_diverge: bool = False
-    """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
-
-    def on_a_share(self, parallel: int) -> "Job":
-        """The same, on its share of the cores, where so many run at a time."""
-        threads = self.experiment.threads or max(1, usable_cores() // parallel)
-        return replace(self, experiment=self.experiment.replace(threads=threads))
-
-    @property
-    def failure(self) -> str | None:
-        """Why it has no result, if it has diverged."""
-        path = self.out / DIVERGED_FILE
-        return path.read_text(encoding="utf-8") if path.exists() else None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.failure is not None or RunFolder(self.out).summary() is not None
+def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list[Experiment]:
+    """One experiment per method with these options; see `Method.experiment`."""
+    made = []
+    for method in methods:
+        try:
+            made.append(method.experiment(common))
+        except BadValue as error:
+            if error.field != "variant" or "variant" in method.settings:
+                raise
+            fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
+            alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
+            raise (error.saying(f"{error}; for some alone: {alone}") if fit else error) from None
+    return made
 
 
 def jobs(
@@ -142,9 +110,9 @@ def jobs(
     log: tuple[str, ...] = (),
     names: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Every experiment with so many seeds, each with a folder of its own.
+    """Every experiment with each of the seeds, each in its own folder.
 
-    `names` are their labels, where those are not to follow from the experiments.
+    `names` are their labels, if those are not to be derived from the experiments.
     """
     made = []
     for label, experiment in zip(names or labels(experiments), experiments, strict=True):
@@ -165,8 +133,8 @@ def slug(label: str) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A name for each: its algorithm, and in what it departs from what the title of a table says,
-    from others of the same algorithm, or from its algorithm's defaults where not all do.
+    """A name for each: its algorithm, and how it differs from the table's title, from others with
+    the same algorithm, or from its algorithm's defaults where not all of them do.
 
     >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
     ['NGC', 'NGC momentum=0.9']
@@ -189,20 +157,20 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         for name, mine in _peculiar(experiment, experiments).items():
             label += f" {name}={mine}"
         if label in made:
-            raise BadValue("algorithms", label, "each only once", "it is given twice")
+            raise BadValue("algorithms", label, "each algorithm once", "it is given twice")
         made.append(label)
     return made
 
 
 def differing(experiments: Sequence[Experiment]) -> list[str]:
-    """The fields, beside the algorithm's, in which these are not all the same."""
+    """The fields, apart from the algorithm's, in which these differ."""
     fields = [name for name in Experiment.model_fields if name != "algorithm"]
     first = experiments[0]
     return [f for f in fields if any(getattr(e, f) != getattr(first, f) for e in experiments)]
 
 
 def usual(values: Sequence[Any]) -> Any:
-    """The most frequent of some values; the first of those that are equally frequent.
+    """The most frequent value; the first one if there is a tie.
 
     >>> usual([2, 1, 1]), usual([2, 1])
     (1, 2)
@@ -217,8 +185,8 @@ def _undecided(values: Sequence[Any]) -> bool:
 
 
 def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """The hyper-parameters that are not the algorithm's defaults, unless all that have them share
-    them or the label says them already."""
+    """The hyper-parameters that are not the algorithm's defaults, unless all experiments that have
+    them share them or the label already shows them."""
     algorithm = experiment.algorithm
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
@@ -231,7 +199,7 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
 
 
 def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
-    """What most of them are; rows name what is different in them."""
+    """The settings that most of them share; rows name what differs."""
     most = {f: usual([getattr(e, f) for e in experiments]) for f in Experiment.model_fields}
     shown = {"data", "agents", "topology", "epochs"}
     said = [most["data"], f"{most['agents']} agents", most["topology"], *more]
@@ -245,12 +213,12 @@ def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
 
 
 def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
-    """Runs all jobs, `parallel` at a time; what is done already is left as it is."""
-    # Bad input is found here, before anything is written or started.
+    """Runs all jobs, `parallel` at a time; finished ones are left as they are."""
+    # Invalid input is found here, before anything is written or started.
     if out.exists() and not out.is_dir():
         raise BadValue("out", str(out), "a folder", "it is a file")
     if not resume and out.exists() and any(out.iterdir()):
-        because = "it is not empty; --resume goes on with a comparison"
+        because = "it is not empty; use --resume to continue a comparison"
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
@@ -269,14 +237,14 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
     pending = [job for job in todo if not job.is_done]
     if parallel == 1 or len(pending) <= 1:
-        _one_by_one(pending, resume)
+        one_by_one(pending, resume)
     else:
         parallel = min(parallel, len(pending))
-        _side_by_side([job.on_a_share(parallel) for job in pending], parallel, resume)
+        side_by_side([job.on_a_share(parallel) for job in pending], parallel, resume)
 
 
 def _problem_of(experiment: Experiment) -> str:
-    """What of an experiment decides on its data, its network and its graph."""
+    """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
     return experiment.model_dump_json(exclude=apart)
 
@@ -285,13 +253,14 @@ REMEDIES = {
     "topology": ["topology=chain", "topology=ring", "topology=full"],
     "weights": ["weights=metropolis", "weights=sinkhorn", "weights=push", "topology=ring"],
 }
-"""For a field that an algorithm refuses, what may be written behind its name."""
+"""For a field that an algorithm refuses, what can be written after its name instead."""
 
 
 def check_graph(experiment: Experiment) -> None:
-    """Refuses a graph that the algorithm cannot use, and says how to give it another."""
+    """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
+    topology = run.topology_of(experiment)  # a graph that nobody could use has no remedy
     try:
-        experiment.algorithm.check(run.topology_of(experiment))
+        experiment.algorithm.check(topology)
     except BadValue as error:
         for remedy in REMEDIES.get(error.field, []):
             name, _, value = remedy.partition("=")
@@ -302,157 +271,6 @@ def check_graph(experiment: Experiment) -> None:
                     f"{error}; for it alone: {other.algorithm.name}:{remedy}"
                 ) from None
         raise
-
-
-def _execute(job: Job, resume: bool, watch: Watcher) -> None:
-    try:
-        with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
-            resume = resume and job.out.exists()
-            launch.execute(job.experiment, run.problem, job.out, resume, watch)
-    except BadValue:
-        raise
-    except ParleyError as error:
-        if job.may_diverge and isinstance(error, Diverged):
-            write_atomically(job.out / DIVERGED_FILE, str(error))
-            return
-        raise error.saying(f"{job.label}, seed {job.experiment.seed}: {error}") from None
-
-
-LOGGED = 60.0
-"""Seconds from one line about a run to the next, where there is no terminal."""
-NEWS = 0.5
-"""Seconds from one step that a bar hears of to the next: runs may make hundreds a second."""
-
-
-class _Board:
-    """A bar for each algorithm, all its seeds together; plain lines where there is no terminal."""
-
-    def __init__(self, pending: Sequence[Job]) -> None:
-        self._bars = bars() if console.is_terminal else None
-        self._epochs = {job.out: 0.0 for job in pending}
-        self._tasks: dict[str, TaskID] = {}
-        self._pending = pending
-        self._first: dict[Path, tuple[float, float]] = {}  # when, and the epochs made until then
-        self._said: dict[Path, float] = {}
-        if self._bars:
-            for label in dict.fromkeys(job.label for job in pending):
-                total = sum(job.experiment.epochs for job in pending if job.label == label)
-                self._tasks[label] = self._bars.add_task(label, total=total, status="")
-
-    @contextmanager
-    def live(self) -> Iterator[None]:
-        if self._bars:
-            with self._bars:
-                yield
-        else:
-            yield
-
-    def show(self, job: Job, event: Event) -> None:
-        """Something has happened in a run."""
-        match event:
-            case StepDone():
-                done, record = event.step / event.steps * job.experiment.epochs, None
-            case EpochDone():
-                done, record = event.epoch, event.record
-            case _:
-                return
-        self._epochs[job.out] = done
-        if self._bars:
-            task = self._tasks[job.label]
-            alike = (other for other in self._pending if other.label == job.label)
-            self._bars.update(task, completed=sum(self._epochs[other.out] for other in alike))
-            if record:
-                self._bars.update(task, status=brief(record))
-        else:
-            self._line(job, done, record)
-
-    def _line(self, job: Job, done: float, record: Record | None) -> None:
-        """The end of a run in any case; before it, what a log of a long one needs."""
-        now = time.monotonic()
-        began, before = self._first.setdefault(job.out, (now, done))
-        last = self._said.setdefault(job.out, now)
-        ended = record is not None and done == job.experiment.epochs
-        if not ended and now - last < LOGGED:
-            return
-        self._said[job.out] = now
-        words = [] if ended else [f"epoch {done:.4g} of {job.experiment.epochs}"]
-        words += [status(record)] if record else []
-        if not ended and done > before:
-            left = (job.experiment.epochs - done) * (now - began) / (done - before)
-            words.append(f"{timedelta(seconds=round(left))} left")
-        line = f"{job.label}, seed {job.experiment.seed}: {', '.join(words)}"
-        console.print(line, highlight=False, soft_wrap=True)
-
-
-def _seldom(send: Watcher) -> Watcher:
-    """Passes on every epoch, and a step now and then."""
-    last = time.monotonic()
-
-    def watch(event: Event) -> None:
-        nonlocal last
-        if isinstance(event, StepDone):
-            if time.monotonic() - last < NEWS:
-                return
-            last = time.monotonic()
-        send(event)
-
-    return watch
-
-
-def _one_by_one(pending: Sequence[Job], resume: bool) -> None:
-    board = _Board(pending)
-    with board.live():
-        for job in pending:
-            _execute(job, resume, _seldom(partial(board.show, job)))
-
-
-_events: Any = None  # in a child: where to report what happens
-
-
-def _start_child(events: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    launch.end_with_parent()
-    global _events
-    _events = events
-
-
-def _run_in_child(number: int, job: Job, resume: bool) -> None:
-    _execute(job, resume, _seldom(lambda event: _events.put((number, event))))
-
-
-def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
-    context = launch.context(__name__)
-    events = context.Queue()
-    board = _Board(pending)
-
-    def show_news() -> None:
-        with suppress(Empty):
-            while True:
-                number, event = events.get_nowait()
-                board.show(pending[number], event)
-
-    with ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool, board.live():
-        futures = [pool.submit(_run_in_child, n, job, resume) for n, job in enumerate(pending)]
-        children = list(pool._processes.values())
-        try:
-            unfinished = set(futures)
-            while unfinished:
-                done, unfinished = wait(unfinished, timeout=0.1, return_when=FIRST_EXCEPTION)
-                show_news()
-                for future in done:
-                    future.result()
-        except BaseException as error:
-            # The other runs stop where they are: their checkpoints can be resumed.
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                child.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise ParleyError("a run was ended from outside; --resume goes on") from None
-            for child in children:
-                child.join()
-            for job in pending:
-                mark_stopped(job.out)
-            raise
 
 
 FIGURES = (
@@ -466,7 +284,7 @@ NETWORK = "seconds_network"
 
 
 def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
-    """One row a method: means over seeds, each with its standard deviation (n - 1)."""
+    """One row per method: means over seeds, each with its standard deviation (n - 1)."""
     made = []
     for label in dict.fromkeys(job.label for job in done):
         runs = [job for job in done if job.label == label]
@@ -493,7 +311,7 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """A line for each method."""
+    """One line per method."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
     return Table(headings, [_cells(row) for row in made])
@@ -508,7 +326,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
-    """The table and the picture, beside the runs."""
+    """Writes the table and the picture next to the runs."""
     write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, list[Any]] = {}
     for job in done:

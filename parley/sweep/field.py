@@ -12,22 +12,24 @@ from parley.results.curves import field_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
-from parley.sweep.compare import Job, slug
+from parley.sweep.compare import slug
+from parley.sweep.jobs import Job
 from parley.training import run
 
 KEPT = (
     "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
     "bytes_cross_gradients", "seconds",
 )  # fmt: skip
-"""Of every record, what the table and the picture need."""
+"""The fields of every record that the table and the picture need."""
 PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
-"""All classes apart, classes in very unequal shares, and no difference at all."""
+"""Classes fully separated, classes in very unequal shares, and no skew at all."""
 
 
 def fitting(experiment: Experiment) -> Experiment:
     """The experiment on a graph that its method can use: the named one, or its spanning tree."""
+    topology = run.topology_of(experiment)
     try:
-        experiment.algorithm.check(run.topology_of(experiment))
+        experiment.algorithm.check(topology)
     except BadValue:
         on_tree = experiment.replace(topology=f"spanning-tree:{experiment.topology}")
         experiment.algorithm.check(run.topology_of(on_tree))
@@ -50,7 +52,7 @@ def jobs(
 
 
 def rows(done: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """For each partition a row a method, as `compare.rows` makes them; what diverged has none."""
+    """For each partition one row per method as in `compare.rows`; diverged runs have none."""
     made: dict[str, list[dict[str, Any]]] = {}
     for partition in dict.fromkeys(job.experiment.partition for job in done):
         of = [j for j in done if j.experiment.partition == partition and j.failure is None]
@@ -83,7 +85,7 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 
 def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]]]) -> None:
-    """The table, the picture, and a line for each record of all runs that both are made from."""
+    """Writes the table, the picture, and the records of all runs that both are made from."""
     write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, dict[str, list[Any]]] = {}
     lines = []

@@ -1,16 +1,14 @@
 """Moving messages along edges: the only thing that differs between placements.
 
-Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes of a message.
+Axes: A agents hosted here, E some edges, R rows that hold messages, B bytes of a message.
 
-`Local` is for all agents in one process, where a message is an index away. `Processes` is for
-agents spread over workers: point-to-point messages of `torch.distributed`, in one canonical order,
-each behind a header that is checked on arrival. Both count what every hosted agent hands to the
-wire, header included, whether its neighbour lives in this process or not.
+`Local` (in `local`) is for all agents in one process, `Processes` (in `processes`) for agents
+spread over workers. Both count what every hosted agent hands to the wire, header included, whether
+its neighbour lives in this process or not.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -18,7 +16,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from parley.compute.sums import in_order
@@ -31,7 +28,7 @@ from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import Placement
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
-"""What a message is about; bytes are counted apart for each."""
+"""What a message is about; bytes are counted separately for each."""
 
 KINDS: tuple[Kind, ...] = ("models", "cross_gradients", "evaluation")
 
@@ -47,25 +44,25 @@ HEADER = np.dtype(
         ("length", "<u8"),
     ]
 )
-"""What stands before every message: 32 bytes."""
+"""The header of every message: 32 bytes."""
 MAGIC, VERSION = b"PRLY", 1
 
 GATHERED_BYTES = 1 << 26
-"""Numbers of all agents that are put together at once to be added up."""
+"""How many numbers, over all agents, are gathered at a time to be added up."""
 
 UNDER_WAY = 4
-"""Rounds whose replies may be under way at once: more would be more memory, fewer more waiting."""
+"""Rounds whose replies may be in transit at once: more need memory, fewer mean waiting."""
 
 
 class WorkerLost(ParleyError):
-    """Another worker can no longer be reached; why, it has said elsewhere if at all."""
+    """Another worker can no longer be reached; it may have reported the reason elsewhere."""
 
     def __init__(self, message: str, workers: Sequence[int] = (), timed_out: bool = False) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
-        """Those that may have gone; empty where that cannot be told."""
+        """The workers that may be lost; empty if unknown."""
         self.timed_out = timed_out
-        """Whether it fell silent, and did not just close its connection."""
+        """Whether it timed out rather than closing its connection."""
 
 
 class Transfer:
@@ -108,31 +105,31 @@ class Transfer:
 class Arrivals:
     """Messages that arrive on the incoming edges, to be taken one round at a time.
 
-    Those of other workers are waited for when they are first asked for.
+    Those of other workers are waited for when they are first needed.
     """
 
     def __init__(
-        self, own_RB: Tensor, rows_of: Mapping[tuple[int, ...], Tensor], others: Transfer | None
+        self, own_RB: Tensor, rows_of: Mapping[Round, Tensor], others: Transfer | None
     ) -> None:
         self._own_RB = own_RB
         self._rows_of = rows_of
         self._others = others
         self._wire_RB: Tensor | None = None if others else own_RB
 
-    def of(self, edges: tuple[int, ...]) -> Tensor:
+    def of(self, edges: Round) -> Tensor:
         """The messages on the edges of one round, ``uint8[E, B]``."""
         if self._wire_RB is None:
             assert self._others is not None
             arrived_RB = self._others.wait().to(self._own_RB.device)
             self._wire_RB = torch.cat([self._own_RB, arrived_RB])
-        return _rows(self._wire_RB, self._rows_of[edges])
+        return select(self._wire_RB, self._rows_of[edges])
 
-    def of_others(self, edges: tuple[int, ...]) -> Tensor:
-        """The same for edges that all begin in other workers, without touching the own messages."""
-        return _rows(self.others(), self._rows_of[edges] - len(self._own_RB))
+    def of_others(self, edges: Round) -> Tensor:
+        """The same for edges that all start in other workers; leaves this one's messages alone."""
+        return select(self.others(), self._rows_of[edges] - len(self._own_RB))
 
     def others(self) -> Tensor:
-        """All messages of other workers as they lie: in `Transport.row_of` behind the own ones."""
+        """All messages of other workers; in `Edges.row_of` they follow this worker's own."""
         arrived_RB = self._own_RB[:0] if self._others is None else self._others.wait()
         return arrived_RB.to(self._own_RB.device)
 
@@ -148,27 +145,11 @@ class Transport(ABC):
         """Looks at what other workers send, where somebody does."""
         self.topology = placement.topology
         self.clock = clock
-        """Tells how long messages would take on some network, where one is simulated."""
+        """The clock of the simulated network, if there is one."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
-        """Bytes that each hosted agent has handed to the wire."""
-        edges, row, rounds = self.topology.edges, placement.row, self.topology.rounds
-        self.incoming_of = [tuple(e for e in r if edges[e][1] in row) for r in rounds]
-        """The incoming edges of each round."""
-        self.outgoing_of = [tuple(e for e in r if edges[e][0] in row) for r in rounds]
-        """The outgoing edges of each round."""
-        self.inside = [
-            tuple(e for e in r if edges[e][0] in row and edges[e][1] in row) for r in rounds
-        ]
-        """The edges of each round with both ends here."""
-        self.from_others = [tuple(e for e in r if edges[e][0] not in row) for r in self.incoming_of]
-        """The incoming edges of each round that begin in another worker."""
-        self.to_others = [tuple(e for e in r if edges[e][1] not in row) for r in self.outgoing_of]
-        """The outgoing edges of each round that end in another worker."""
-        self.row_of: Mapping[int, int] = {}
-        """Where the message on each incoming edge lies once those of other workers stand behind
-        the hosted agents' own."""
-        self._senders = _index(row[edges[e][0]] for e in placement.outgoing)
-        self._repliers = [_index(row[edges[e][1]] for e in r) for r in self.incoming_of]
+        """The bytes that each hosted agent has sent."""
+        self.edges = Edges(placement)
+        """Which edges are where."""
 
     def on(self, topology: Topology) -> Self:
         """The same agents in the same places on another graph; bytes are counted together."""
@@ -190,15 +171,15 @@ class Transport(ABC):
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
         """Every agent sends its message to all its out-neighbours. The step, here and below, is
         the one that the message belongs to: it goes into the header and is checked on arrival."""
-        self._count(kind, self._senders, wire_AB.shape[1])
+        self._count(kind, self.edges.senders, wire_AB.shape[1])
         self._time(kind, self.topology.edges, wire_AB.shape[1], step)
         return self._forward(wire_AB, kind, codec, step)
 
     def backward(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
-        """Starts to reply to the round's incoming edges; what it returns waits for the replies on
-        the round's outgoing edges and gives them."""
+        """Starts to reply to the round's incoming edges; the result, when called, waits for the
+        replies on the round's outgoing edges and returns them."""
         self.count_replies(round_, kind, wire_EB.shape[1], step)
         return self._backward(wire_EB, round_, kind, codec, step)
 
@@ -214,26 +195,26 @@ class Transport(ABC):
     ) -> Tensor:
         """Messages along some edges only; returns those that arrive here, in the edges' order."""
         row, ends = self.placement.row, self.topology.edges
-        senders = _index(row[ends[e][0]] for e in edges if ends[e][0] in row)
+        senders = index(row[ends[e][0]] for e in edges if ends[e][0] in row)
         self._count(kind, senders, wire_AB.shape[1])
         self._time(kind, [ends[e] for e in edges], wire_AB.shape[1], step)
         return self._along(edges, wire_AB, kind, codec, step)
 
     def count_server(self, kind: Kind, length: int) -> None:
-        """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
+        """Counts the bytes if every agent sends this many to agent 0 and gets as many back."""
         size = HEADER.itemsize + length
         others = self.topology.agents - 1
         for row, agent in enumerate(self.placement.agents):
             self.sent[kind][row] += size * (others if agent == 0 else 1)
 
     def count_replies(self, round_: int, kind: Kind, length: int, step: int) -> None:
-        """Counts a reply of so many bytes on each of the round's incoming edges."""
-        self._count(kind, self._repliers[round_], length)
+        """Counts a reply of this many bytes on each of the round's incoming edges."""
+        self._count(kind, self.edges.repliers_of[round_], length)
         if self.clock is not None:
             if round_ % UNDER_WAY == 0:
                 self.clock.settle()
             ends = self.topology.edges
-            replies = [ends[e][::-1] for e in self.incoming_of[round_]]
+            replies = [ends[e][::-1] for e in self.edges.incoming_of[round_]]
             self._time(kind, replies, length, step, later=True)
 
     def _time(
@@ -267,7 +248,7 @@ class Transport(ABC):
     def total(self, values_AD: Tensor) -> Tensor:
         """The sum over all agents, added up in their order wherever they live, [D].
 
-        All agents' rows are put together for it, a few columns at a time.
+        All agents' rows are gathered for it, a few columns at a time.
         """
         each = self.topology.agents * values_AD.element_size()
         parts = values_AD.split(max(1, GATHERED_BYTES // each), 1)
@@ -276,14 +257,14 @@ class Transport(ABC):
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker, added up in any order: for whole numbers, and for
-        what is not trained with."""
+        values that do not affect training."""
 
     @abstractmethod
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
 
 
-def _rows(wire_RB: Tensor, rows: Tensor) -> Tensor:
+def select(wire_RB: Tensor, rows: Tensor) -> Tensor:
     """Some messages, copied; for bytes many times as fast as ``wire_RB[rows]``."""
     return wire_RB.index_select(0, rows.to(wire_RB.device))
 

@@ -1,4 +1,4 @@
-"""A run says where it is, and whether it goes on, was stopped, failed or died can be told."""
+"""A run reports where it is, and whether it is active, was stopped, failed or died."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
     def watch(event: Event) -> None:
         if isinstance(event, StepDone) and not refused:
-            with pytest.raises(ParleyError, match="another process is training into") as error:
+            with pytest.raises(ParleyError, match="another process is using") as error:
                 parley.train(out=out, resume=True, **SMALL)
             refused.append(str(error.value))
 
