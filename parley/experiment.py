@@ -31,7 +31,7 @@ VARIANTS = ("as-printed", "as-run")
 HOW = frozenset(
     {"data_root", "workers", "engine", "device", "threads", "on_failure", "patience", "suspicious"}
 )
-"""Fields that say how a run is carried out, not what it computes: they may change on resuming."""
+"""Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
 
 class Experiment(BaseModel):
@@ -116,7 +116,7 @@ class Experiment(BaseModel):
     on_failure: Literal["stop", "heal"] = "stop"
     """What the others do when a worker dies or stops responding: stop, or continue without it."""
     patience: float = Field(600.0, gt=0)
-    """Seconds after which a worker that says nothing counts as gone, at the start too."""
+    """Seconds after which a worker that does not respond counts as lost, also at the start."""
     suspicious: Literal["warn", "stop", "drop"] = "warn"
     """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
     with on_failure heal, drop its worker and go on."""

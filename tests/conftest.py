@@ -16,21 +16,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 SLOW = (
-    *(
-        "cluster/test_launch",
-        "cluster/test_suspicious",
-        "cluster/test_faults",
-        "cluster/test_heal",
-        "cluster/test_hosts",
-    ),
+    *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
-    *(
-        "test_docs",
-        "test_benchmarks",
-        "store/test_folders",
-        "store/test_power",
-        "reproduce/test_reproduce",
-    ),
+    *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
 )
 """Files whose tests start hosts or browsers, kill processes, or run much: not for `make check`."""
 MEASURING = ("wire/test_bytes", "wire/test_links", "cluster/test_heal", "test_benchmarks")

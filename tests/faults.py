@@ -22,7 +22,7 @@ from parley.training import metrics
 from parley.training.events import Event, StepDone
 from parley.training.run import Problem, problem
 from parley.watch import log
-from parley.wire import transport
+from parley.wire import processes
 from tests.cluster.test_launch import as_ranks
 from tests.processes import PATIENCE, process, until
 
@@ -62,7 +62,7 @@ def attack(how: str) -> None:
         metrics.TestSet.scores = lambda self, x_AD: torch.tensor(
             [[0.01, 5.98]] * len(x_AD)
         ).double()  # type: ignore[method-assign]
-    start = transport.Processes._start
+    start = processes.Processes._start
 
     def changed(
         self: Any, route: Any, wire: torch.Tensor, kind: str, codec: Any, step: int, *more: Any
@@ -72,7 +72,7 @@ def attack(how: str) -> None:
             wire = torch.cat([wire, wire], 1) if how == "sends too much" else wire
         return start(self, route, wire, kind, codec, step, *more)  # type: ignore[arg-type]
 
-    transport.Processes._start = changed  # type: ignore[assignment]
+    processes.Processes._start = changed  # type: ignore[assignment]
 
 
 class Hosts:

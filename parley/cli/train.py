@@ -24,7 +24,7 @@ from parley.watch.progress import TrainingProgress
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 INCOMPLETE = 3
 """Exit code of a run that is complete, but without some of its agents."""
-HERE = "What only this host knows"
+HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
     typer.Option(
@@ -114,7 +114,7 @@ def _would_be_restarted() -> bool:
 
 def _absent(done: dict[str, Any]) -> dict[str, str]:
     if absent := done.get("agents_absent"):
-        return {"without": f"{listed(absent)}, whose workers have gone"}
+        return {"without": f"{listed(absent)}, whose workers are gone"}
     return {}
 
 

@@ -58,7 +58,7 @@ def claims(
 
 
 def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
-    """Refuses to go on where some process claims something else than the first."""
+    """Refuses to continue if some process differs from the first."""
     text = json.dumps({"host": here(), "agents": list(agents), "said": dict(said)})
     mine = understood(text, Claims, "this process", "claims")  # as the others read it
     everyone = board.share("claims", mine, Claims)

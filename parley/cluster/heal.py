@@ -90,7 +90,7 @@ class Membership:
         """The last generation that this worker took part in."""
 
     def begun(self) -> bool:
-        """Whether there has been a generation already: then this worker comes back."""
+        """Whether there has been a generation already, so that this worker is rejoining."""
         return self.ask(lambda: self.store.check(["roster/0"]))
 
     def done(self) -> None:
@@ -134,9 +134,9 @@ class Membership:
             dropped = self.dropped()
             if self.rank in dropped:
                 raise ParleyError(
-                    f"workers: the others go on without this host: {dropped[self.rank]}"
+                    f"workers: the others continue without this host: {dropped[self.rank]}"
                 )
-            before, inside = ([w for w in some if w not in dropped] for some in (before, inside))
+            inside = [worker for worker in inside if worker not in dropped]
             now = time.monotonic()
             if workers is not None:
                 return tuple(workers)
@@ -147,7 +147,7 @@ class Membership:
             if ended and not over:
                 began, over = now, True
             waited = now - began > self.patience
-            if set(before) <= set(inside) or (generation and over and waited):
+            if set(before) - set(dropped) <= set(inside) or (generation and over and waited):
                 self.ask(lambda: self._propose(generation, inside))  # noqa: B023
             elif not generation and waited:
                 missing = [w for w in range(self.world) if w not in inside]
@@ -164,7 +164,7 @@ class Membership:
             time.sleep(PAUSE)
 
     def roster(self, generation: int) -> tuple[int, ...]:
-        """Who took part in an earlier generation."""
+        """The workers of an earlier generation."""
         text = self.ask(lambda: self._get(f"roster/{generation}"))
         return words.workers(text or "[]", self.world)
 
@@ -174,11 +174,11 @@ class Membership:
         return self.ask(lambda: any(self.store.check([key]) for key in keys))
 
     def drop(self, worker: int, why: str) -> None:
-        """From now on all go on without this worker."""
+        """From now on, all continue without this worker."""
         self.ask(lambda: self.store.set(f"dropped/{worker}", why))
 
     def dropped(self) -> dict[int, str]:
-        """Workers that all go on without, and why."""
+        """The workers that all continue without, and why."""
         return self.ask(
             lambda: {
                 worker: words.printable(self._get(f"dropped/{worker}") or "")

@@ -58,7 +58,7 @@ class Meeting:
     """How many seconds one worker waits for another."""
     backend: str = "gloo"
     heals: bool = False
-    """Whether others go on when one is lost."""
+    """Whether the others continue when one is lost."""
     local: bool = False
     """Whether all are on this machine: then nothing is opened to other machines."""
 
@@ -148,7 +148,7 @@ class Meeting:
             raise explained from None
         except ParleyError as error:
             if isinstance(error, Suspicious) and error.drop and not final:
-                raise  # the others go on without the worker that it is about
+                raise  # the others continue without the worker in question
             first = board.fail(error)
             _disconnect()
             board.part()
@@ -207,7 +207,7 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(BEAT)
-        log.error("torchrun has gone, and this worker ends with it; --resume goes on")
+        log.error("torchrun is gone, so this worker stops; --resume continues the run")
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(2 * PARTING)
         os._exit(1)  # it may be waiting for others and not hear signals

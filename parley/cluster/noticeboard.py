@@ -126,14 +126,14 @@ class Noticeboard:
         return f"worker {rank} ({member.host}, {listed(member.agents)})"
 
     def share(self, what: str, value: Any, kind: Any) -> list[Any]:
-        """What every process has to say about something, in the order of their numbers.
+        """Every process's value for something, in the order of their numbers.
 
         `kind` is the type that it has, as pydantic understands it: anything else is refused.
         """
         text, store = json.dumps(value), self.store
         if store is None:
             return [words.understood(text, kind, "this process", what)]
-        self._shared += 1  # all ask the same questions in the same order
+        self._shared += 1  # all share the same things in the same order
         keys = [f"parley/{self._shared}/{what}/{rank}" for rank in range(self.world)]
         self._say(store, keys[self.rank], text)
         deadline, pause = time.monotonic() + self.patience, 0.005
@@ -185,7 +185,7 @@ class Noticeboard:
             return said
         line = str(said)
         if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
-            line = f"{line} (said by worker {self.rank} on {here()})"
+            line = f"{line} (reported by worker {self.rank} on {here()})"
         note = _written(said.saying(line))
         first = note
         with suppress(StoreLost):

@@ -37,6 +37,7 @@ from parley.training.events import EpochDone, Event, Started
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.guard import Suspicious
+from parley.wire.local import Local
 from parley.wire.placement import Placement
 from parley.wire.processes import Processes
 from parley.wire.transport import Transport, WorkerLost
@@ -94,7 +95,7 @@ class Outcome:
 
 
 def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
-    """One worker, from loading to summary; the outcome, on worker 0."""
+    """Runs one worker from loading to summary; returns the outcome, on worker 0."""
     with threads(assignment.experiment.threads or 1), ExitStack() as holding:
         return Worker(assignment, meeting, holding).work()
 
@@ -146,11 +147,11 @@ class Worker:
         held = holdings(self.problem, hosted, experiment.agents, lobby)
         self.agents = describe(self.problem, held)
         self._take_hold(lobby)
-        if self.council and self.resume:
+        if self.membership and self.resume:
             self.position = Position.saved(assignment.out, hosted, self.steps_per_epoch)
 
     def _take_hold(self, lobby: Noticeboard) -> None:
-        """Nothing is read of the folder that this run goes on from before it is this run's."""
+        """Nothing in the folder is read before it belongs to this run."""
         run = lobby.share("run", uuid.uuid4().hex, str)[0]
         if self.assignment.out:
             hold = Hold(self.assignment.out, run, self.meeting.rank)
@@ -187,10 +188,10 @@ class Worker:
                     raise
                 left = True
             except Suspicious as error:
-                if council is None or not error.drop:
+                if membership is None or not error.drop:
                     raise
                 log.warning("%s", error)
-                council.drop(roster.workers[error.worker], str(error))
+                membership.drop(roster.workers[error.worker], str(error))
                 left = True
 
     def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
@@ -209,8 +210,8 @@ class Worker:
         )
         journal = Journal(self.hold, board)
         journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)
-        if self.council:
-            return self._recovered(self.council, roster, run, journal, bridges)
+        if self.membership:
+            return self._recovered(self.membership, roster, run, journal, bridges)
         if self.resume:
             journal.restore(run)
         watch = self.assignment.watch if board.rank == 0 else unwatched
@@ -309,7 +310,7 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
         confusion = _confusion(run, agents["classes"], last, x_ND)
         summary = journal.finish(run, confusion)
         if absent := summary.get("agents_absent"):
-            log.warning("the run ends without %s: their workers have gone", listed(absent))
+            log.warning("the run ends without %s: their workers are gone", listed(absent))
     if run.transport.placement.here:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})

@@ -64,7 +64,7 @@ def newest(run: Path, transport: Transport) -> int:
 
 
 def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
-    """Writes this worker's part: whole or not at all, on disk before this returns."""
+    """Writes this worker's part, completely or not at all; it is on disk before this returns."""
     tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
@@ -87,7 +87,7 @@ def prune(run: Path, epoch: int) -> None:
 
 
 def drop_after(run: Path, epoch: int) -> None:
-    """Removes what is newer than the epoch that a run goes on from: unfinished, or overtaken."""
+    """Removes checkpoints newer than the epoch a run resumes from: incomplete or obsolete."""
     newer = [path for number, path in _folders(run) if number > epoch]
     for path in newer:
         shutil.rmtree(path, ignore_errors=True)

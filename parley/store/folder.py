@@ -145,7 +145,7 @@ class RunFolder:
         return records
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
-        """One more record, on disk before this returns."""
+        """Appends a record, which is on disk before this returns."""
         with self._writing():
             append_line(self.path / to, json.dumps(record))
 

@@ -67,7 +67,7 @@ class Journal:
         return self.hold is not None and self.hold.locked
 
     def open(self, run: Enclosed, resume: bool) -> None:
-        """Makes the folder, or checks that it holds this very experiment."""
+        """Creates the folder, or checks that it holds this experiment."""
         mark = self.board.share("folder", uuid.uuid4().hex, str)[0]
         if self.folder is None or self.hold is None:
             return
@@ -107,7 +107,7 @@ class Journal:
         checkpoint.drop_after(path, self.epoch)
         if self.keeper:
             records = self.folder.rewind(records, self.epoch)
-        # The first worker need not be where it was before: all know what some keeper knows.
+        # The first worker may be on a different host now, so all get the records of any keeper.
         self.records = longest(self.board, records)
         if self.keeper and len(records) < len(self.records):
             self.folder.rewind(self.records, self.epoch)

@@ -87,6 +87,6 @@ class Hold:
 
     def _taken(self) -> ParleyError:
         return ParleyError(
-            f"out: another process is training into {self.folder}; wait for it, stop it, "
+            f"out: another process is using {self.folder}; wait for it, stop it, "
             "or choose another folder"
         )

@@ -460,7 +460,7 @@ class Run:
         present_N = _present(own_N)
         mean = self.test.score(mean_D)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
-        # Some agents rest in some steps, and one that has just come has made none of this epoch.
+        # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)

@@ -55,14 +55,13 @@ class Suspicious(ParleyError):
 
 @dataclass
 class Arrived:
-    """Messages of one transfer: who sent what to whom, by the experiment's numbers."""
+    """Messages of one transfer and their senders, by the experiment's numbers."""
 
     what: str
     step: int
     codec: Codec
     wire_RB: Tensor
     senders: Sequence[int]
-    receivers: Sequence[int]
     workers: Sequence[int]
     own_RB: Tensor | None
     """The receiver's own message in the same exchange, if it has one."""

@@ -63,7 +63,7 @@ def test_warn(made: Callable[..., Hosts]) -> None:
 def test_drop(made: Callable[..., Hosts]) -> None:
     hosts = made("negates", suspicious="drop", on_failure="heal")
     assert [hosts.wait(rank) for rank in range(3)] == [0, 2, 0], hosts.words()
-    assert "the others go on without this host: suspicious: agent" in hosts.err(1)
+    assert "the others continue without this host: suspicious: agent" in hosts.err(1)
     last = hosts.records()[-1]
     assert last["epoch"] == SMALL["epochs"]
     assert [value is None for value in last["accuracy_agents"]] == [0, 0, 1, 1, 0, 0]

@@ -51,7 +51,7 @@ class TestHold:
             with Hold(tmp_path / "b", "one", 1) as second:
                 took = [first.take(), second.take()]
                 first.settle(took)
-                with pytest.raises(ParleyError, match="another process is training into"):
+                with pytest.raises(ParleyError, match="another process is using"):
                     second.settle(took)
 
     def test_what_a_killed_process_leaves(self, tmp_path: Path) -> None:
@@ -84,5 +84,5 @@ def test_of_many_at_once_one_trains(tmp_path: Path, workers: int) -> None:
     assert 0 in codes and set(codes) <= {0, 2}
     for command, code in zip(many, codes, strict=True):
         if code:
-            assert "another process is training into" in command.error()
+            assert "another process is using" in command.error()
     assert [record["epoch"] for record in records(out)] == list(range(1, 13))

@@ -27,8 +27,8 @@ def exchange(
     wire_RB, own_AB = CODEC.encode(arrived_RD), CODEC.encode(own_AD)
     senders = range(10, 10 + len(arrived_RD))
     own_RB = None if reply else own_AB[:1].expand(len(wire_RB), -1)
-    receivers, workers = [0] * len(wire_RB), [1] * len(wire_RB)
-    return Arrived(what, step, CODEC, wire_RB, senders, receivers, workers, own_RB, own_AB)
+    workers = [1] * len(wire_RB)
+    return Arrived(what, step, CODEC, wire_RB, senders, workers, own_RB, own_AB)
 
 
 def changed(x_RD: Tensor, row: int, value: Tensor) -> Tensor:
@@ -118,6 +118,6 @@ def test_bytes_that_are_no_message() -> None:
     codec = TopK((SIZE,), 0.05)
     wire_RB = codec.encode(models(3))
     wire_RB[1, -10:] = 255
-    arrived = Arrived("models", 4, codec, wire_RB, [7, 8, 9], [0] * 3, [1, 2, 3], None, wire_RB[:1])
+    arrived = Arrived("models", 4, codec, wire_RB, [7, 8, 9], [1, 2, 3], None, wire_RB[:1])
     with pytest.raises(Suspicious, match=r"agent 8 \(worker 2\) sent positions .*, step 5$"):
         Guard(torch.float32).inspect(arrived)
