@@ -78,7 +78,7 @@ class Experiment(BaseModel):
     topology: str = "ring"
     """Who talks to whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
     weights: str = "auto"
-    """Mixing weights: uniform, metropolis, sinkhorn, or auto."""
+    """Mixing weights: uniform, metropolis, sinkhorn, push, or auto."""
     partition: str = "skew:1"
     """How samples are split: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own (by host)."""
     fraction: float = Field(1.0, gt=0, le=1)
@@ -100,7 +100,7 @@ class Experiment(BaseModel):
     """constant, step (times 0.1 at 50 % and 75 % of the epochs), step:0.1,0.5,0.75, or
     exponential:0.981 (after every epoch)."""
     seed: int = Field(0, ge=0, le=MOST_SEED)
-    """Seed of everything random."""
+    """Seed of all random choices."""
     evaluate_every: int = Field(1, ge=1, le=MANY)
     """Epochs between records; the last epoch always has one."""
     gossip_rounds: int = Field(51, ge=0, le=100_000)
@@ -172,7 +172,8 @@ class Experiment(BaseModel):
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
             if name not in cls.model_fields:
-                raise unknown_name("option", name, [*cls.model_fields, *names, "variant"])
+                written = {*cls.model_fields, *names, "variant"} - {"from_python"}
+                raise unknown_name("option", name, written)
         try:
             return cls(**flat, algorithm=algorithms.make(algorithm, inner))
         except ValidationError as error:

@@ -105,6 +105,12 @@ def test_a_variant_also_chooses_the_norm_layer():
     assert Experiment.of(model="mlp", variant="as-run").model_options == {}
 
 
+def test_what_nobody_can_write_is_not_offered():
+    with pytest.raises(BadValue) as refused:
+        Experiment.of(agentz=3)
+    assert "patience" in str(refused.value) and "from_python" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

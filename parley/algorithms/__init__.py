@@ -149,7 +149,9 @@ def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
     for option in options.keys() - known.keys():
         having = [name for name, other in ALGORITHMS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
-        because = f"{kind.name} has no such option" + (f"; {', '.join(few)} do" if few else "")
+        because = f"{kind.name} has no such option" + (
+            f"; it belongs to {', '.join(few)}" if few else ""
+        )
         raise BadValue(option, options[option], ", ".join(known), because)
     try:
         return kind(**options)

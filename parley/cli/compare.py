@@ -86,7 +86,7 @@ def compare(
     """
     given = given_options(flags)
     options, methods = chosen_methods(file, given, algorithms, comparison.PAPER)
-    experiments = [method.experiment(options) for method in methods]
+    experiments = comparison.experiments_of(methods, options)
     out = output_folder(out, resume, f"compare-{Path(experiments[0].data).name}")
     logged = trackers.parse(log)
     if tuned and tune:
@@ -163,7 +163,7 @@ def run_comparison(
     as_json: bool = False,
     log: tuple[str, ...] = (),
 ) -> None:
-    """Runs every experiment with so many seeds, on one partition, and prints the table."""
+    """Runs every experiment with each of the seeds, on one partition, and prints the table."""
     at_once = count("parallel", parallel) if parallel else usable_cores()
     jobs = comparison.jobs(experiments, seeds, out, log)
     with stoppable(out):

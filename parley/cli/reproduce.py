@@ -20,7 +20,8 @@ from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
 from parley.reproduce.collect import collect
 from parley.reproduce.pictures import draw_all
-from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.reproduce.preset import CHOICES, LABELS, Preset
+from parley.reproduce.presets import TABLES, presets, select
 from parley.reproduce.theory import bounds
 from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.results.table import Table
@@ -81,9 +82,7 @@ def run(
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            help=f"Only some of {', '.join(METHODS)}.", metavar="LIST", show_default=False
-        ),
+        typer.Option(help=f"Only some of {', '.join(LABELS)}.", metavar="LIST", show_default=False),
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Runs of each, starting from seed 0.", metavar="N")
@@ -230,7 +229,7 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
             headings = ["name", "runs", "epochs", "gradients", "one core"]
             screen.print(Table(headings, lines, title=f"{table}: {title}").terminal())
     screen.print(
-        f"Append a method to a name in a table: {', '.join(METHODS)}. Gradients (of single "
+        f"Append a method to a name in a table: {', '.join(LABELS)}. Gradients (of single "
         "samples) and time are for one seed of all runs in a line. parley reproduce NAME --list "
         "shows each run, parley reproduce NAME runs them.",
         highlight=False,

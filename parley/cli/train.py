@@ -20,7 +20,7 @@ from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
-HERE = "What only this host knows"
+HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
     typer.Option(

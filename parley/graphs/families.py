@@ -181,7 +181,7 @@ def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def petersen(agents: int = 10, *, weights: Weights = "auto") -> Topology:
-    """The Petersen graph: ten agents, three neighbours each, nobody more than two steps away.
+    """The Petersen graph: ten agents, three neighbours each, at most two steps apart.
 
     >>> petersen().degrees[0], nx.diameter(petersen().graph)
     (3, 2)
@@ -190,7 +190,7 @@ def petersen(agents: int = 10, *, weights: Weights = "auto") -> Topology:
 
 
 def dyck(agents: int = 32, *, weights: Weights = "auto") -> Topology:
-    """The Dyck graph: 32 agents, three neighbours each, nobody more than five steps away.
+    """The Dyck graph: 32 agents, three neighbours each, at most five steps apart.
 
     >>> dyck().degrees[0], nx.diameter(dyck().graph)
     (3, 5)

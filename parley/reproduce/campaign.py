@@ -14,11 +14,11 @@ from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
-from parley.reproduce.presets import Preset, variant_name
+from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
-from parley.sweep.compare import DIVERGED_FILE, Job
+from parley.sweep.jobs import DIVERGED_FILE, Job
 from parley.version import __version__
 
 PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from parley.errors import BadValue
 from parley.experiment import VARIANTS, Experiment
-from parley.reproduce.presets import Preset, Reduction, presets
+from parley.reproduce.preset import Preset, Reduction
+from parley.reproduce.presets import presets
 
 MEASURING = {"evaluate_every", "bias_norms", "gossip_rounds"}
 """Fields that affect what is recorded, not what is trained."""

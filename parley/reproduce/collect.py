@@ -8,17 +8,11 @@ from pathlib import Path
 
 from parley.errors import BadValue, ParleyError
 from parley.reproduce.campaign import read_experiment, version_of
-from parley.reproduce.presets import (
-    Preset,
-    Reduction,
-    presets,
-    variant_name,
-    variant_words,
-    variants,
-)
+from parley.reproduce.preset import Preset, Reduction, variant_name, variant_words, variants
+from parley.reproduce.presets import presets
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RunFolder
-from parley.sweep.compare import DIVERGED_FILE
+from parley.sweep.jobs import DIVERGED_FILE
 from parley.training.record import Record, value
 from parley.version import __version__
 

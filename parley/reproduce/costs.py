@@ -21,7 +21,7 @@ from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
-from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
+from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
 from parley.training.events import StepDone
 from parley.training.run import Problem, Run
 from parley.version import __version__
@@ -42,6 +42,8 @@ TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
 """Test samples; 10,000 for the others."""
 VOCABULARY = 30_000
 """Token IDs that every text model knows."""
+OWN_GRADIENTS = frozenset({"dpsgd", "gut", "qgm"})
+"""Methods whose agents compute no gradients at their neighbours' models."""
 FORWARD = 1 / 3
 """An evaluation in units of a gradient: backward costs about twice as much as forward."""
 BUDGET = 1.0
@@ -66,7 +68,7 @@ def degree(preset: Preset, variant: str = "as-run") -> float:
 
 def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WHOLE) -> int:
     """Sample gradients of all agents together, training only."""
-    each = 1 if preset.method == "dpsgd" else 1 + degree(preset, variant)
+    each = 1 if preset.method in OWN_GRADIENTS else 1 + degree(preset, variant)
     epochs = reduction.epochs or preset.epochs
     return round(epochs * SAMPLES[preset.data] * (reduction.fraction or 1) * each)
 

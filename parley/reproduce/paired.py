@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parley.reproduce.presets import METHODS, choice_words, parse_variant
+from parley.reproduce.preset import METHODS, choice_words, parse_variant
 from parley.results.paired import Difference
 from parley.training.record import value
 

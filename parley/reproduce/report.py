@@ -10,7 +10,8 @@ from parley.errors import BadValue
 from parley.files import write_atomically
 from parley.reproduce import paired
 from parley.reproduce.collect import ACCURACIES, Found, Result, grouped, title_of, with_variant
-from parley.reproduce.presets import METHODS, TABLES
+from parley.reproduce.preset import METHODS
+from parley.reproduce.presets import TABLES
 from parley.results.table import Table, mean_and_spread
 
 BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"

@@ -20,14 +20,15 @@ import torch
 
 from parley import models
 from parley.reproduce import costs
-from parley.reproduce.presets import METHODS, Preset, presets, read_csv
+from parley.reproduce.preset import METHODS, Preset
+from parley.reproduce.presets import presets, read_csv
 from parley.training.events import EpochDone
 from parley.training.run import Run
 from parley.wire.local import Local
 from parley.wire.placement import spread
 from parley.wire.transport import HEADER
 
-ROUNDS = {"dpsgd": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
+ROUNDS = {"dpsgd": 1.0, "gut": 1.0, "qgm": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
 """f of the formula; 1 + 1/32 for the compressed methods."""
 SWAPPED = {486.59: 468.59}
 """Printed figures with two digits swapped."""

@@ -22,7 +22,8 @@ from parley.reading import SMALL, Unreadable, parse_toml, read_text
 from parley.results.table import Table
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
-from parley.sweep.compare import Job, slug
+from parley.sweep.compare import slug
+from parley.sweep.jobs import Job
 
 RATES = (0.01, 1.0)
 """The smallest and the largest learning rate."""

@@ -292,10 +292,12 @@ class Run:
         """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
         name, here = self.experiment.engine, self.transport.placement.here
         if name == "auto":
-            names = engines.candidates(self.task)
-            found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
+            batch = self.batches.at(0)
+            shape = tuple(batch.inputs.shape[2:])
+            names = engines.candidates(self.task, shape)
+            found = engines.fastest(self.task, batch) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
-            if how := engines.missed(self.task):
+            if how := engines.missed(self.task, shape):
                 log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":

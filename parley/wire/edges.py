@@ -1,7 +1,7 @@
-"""Which edges are where, for one placement: every list of edges and of rows, worked out once.
+"""Which edges are where, for one placement: every list of edges and of rows, computed once.
 
-Axes: A agents hosted here, I their incoming edges, O their outgoing edges, R rows in which messages
-lie. Edges are numbers in ``topology.edges``; what is kept by round is in the order of the rounds.
+Axes: A agents hosted here, I their incoming edges, O their outgoing edges, R rows that hold
+messages. Edges are numbers in ``topology.edges``; lists by round are in the order of the rounds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class Edges:
         self.inside = [tuple(e for e in r if ends[e][0] in row) for r in self.incoming_of]
         """The edges of each round with both ends here."""
         self.from_others = [tuple(e for e in r if ends[e][0] not in row) for r in self.incoming_of]
-        """The incoming edges of each round that begin in another worker."""
+        """The incoming edges of each round that start in another worker."""
         self.to_others = [tuple(e for e in r if ends[e][1] not in row) for r in self.outgoing_of]
         """The outgoing edges of each round that end in another worker."""
         self.alone = not any(self.from_others) and not any(self.to_others)
@@ -46,9 +46,9 @@ class Edges:
         self.outgoing = list(chain.from_iterable(self.outgoing_of))
         """Axis O."""
         self.receivers_of = [[row[ends[e][1]] for e in r] for r in self.incoming_of]
-        """Row on A of the agent at which each incoming edge of a round ends."""
+        """Row on A of the agent where each incoming edge of a round ends."""
         self.senders_of = [[row[ends[e][0]] for e in r] for r in self.outgoing_of]
-        """Row on A of the agent at which each outgoing edge of a round starts."""
+        """Row on A of the agent where each outgoing edge of a round starts."""
         self.receivers = index(chain.from_iterable(self.receivers_of))
         """`receivers_of` for all of axis I, to select by."""
         self.senders = index(chain.from_iterable(self.senders_of))
@@ -91,8 +91,8 @@ class Edges:
 
     @property
     def row_of(self) -> Mapping[int, int]:
-        """Where the message on each incoming edge lies once those of other workers stand behind
-        the hosted agents' own."""
+        """The row of the message on each incoming edge, with the hosted agents' own messages first
+        and those of other workers after them."""
         return self.out.row_of
 
     @cached_property
@@ -117,8 +117,8 @@ class Route:
         expected: Sequence[int],
         reply: bool = False,
     ) -> None:
-        """`own` is the row, of so many, of the message for each edge; `expected` are the edges
-        on which messages arrive."""
+        """`own` is the row of the message for each edge; `expected` are the edges on which messages
+        arrive."""
         edges, worker_of, here = placement.topology.edges, placement.worker_of, placement.here
         near, far = (1, 0) if reply else (0, 1)
 
@@ -142,7 +142,7 @@ class Route:
         self.rows = index(own[e] for e in leaving)
         """Rows of the messages that go to other workers."""
         self.row_of = {e: rows + r for r, e in enumerate(arriving)}
-        """Where a message lies once the arrived ones stand behind the own ones."""
+        """The row of a message when those that arrived follow the worker's own."""
         self.row_of |= {e: own[e] for e in expected if worker_of[edges[e][near]] == here}
         self.order = index(self.row_of[e] for e in expected)
         """The same for all expected edges, in their order."""

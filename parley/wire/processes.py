@@ -35,7 +35,7 @@ from parley.wire.transport import (
 
 
 class _Transfer:
-    """Messages on their way between workers, while this one goes on with something else."""
+    """Messages in transit between workers, while this one does something else."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class _Transfer:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is under way any more."""
+        """Whether nothing is in transit any more."""
         return not self._requests
 
     def wait(self) -> Tensor:
-        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        """What arrived, ``uint8[R, B]``, once everything has arrived and been sent."""
         if self._requests:
             for workers, request in self._requests:
                 with _reaching(*workers):
@@ -72,8 +72,8 @@ class Processes(Transport):
     """Agents spread over the processes of a `torch.distributed` group."""
 
     overlap = True
-    """Whether there is something else to do while messages are under way; without, each is waited
-    for where it is sent."""
+    """Whether to do something else while messages are in transit; otherwise each is waited for
+    where it is sent."""
 
     def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
         super().__init__(placement, clock)
@@ -114,8 +114,8 @@ class Processes(Transport):
     def _swap(
         self, parcels: "_Parcels", wire: Tensor, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
-        """Sends messages to the other workers; waits, when called, for theirs and gives the own
-        ones followed by the arrived."""
+        """Sends messages to the other workers; the result, when called, waits for theirs and
+        returns this worker's own messages followed by those that arrived."""
         transfer = self._start(parcels, wire, kind, codec, step)
         if transfer is None:
             return lambda: wire
@@ -124,7 +124,7 @@ class Processes(Transport):
     def backward_to_others(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Transfer | None:
-        """Replies to other workers only, while this one goes on."""
+        """Replies to other workers only, while this one continues."""
         parcels = self._back_to_others_of[round_]
         return self._start(parcels, wire_EB, kind, codec, step, parcels.route.order)
 
@@ -137,7 +137,7 @@ class Processes(Transport):
         step: int,
         order: Tensor | None = None,
     ) -> _Transfer | None:
-        """Sends messages to the other workers and lets theirs come."""
+        """Starts sending messages to the other workers and receiving theirs."""
         route = parcels.route
         if not (route.to or route.of):
             return None
@@ -157,9 +157,9 @@ class Processes(Transport):
             sends = [dist.P2POp(dist.isend, outbox[part], peer) for peer, part in route.to]
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
-            # the own message, behind which it would wait: the two directions would take turns.
+            # this worker's message, behind which it would queue: the directions would take turns.
             works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes a request of each, NCCL one of all.
+        # Gloo makes one request per message, NCCL one for all.
         each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
         requests = list(zip(each, works, strict=True))
         transfer = _Transfer(requests, inbox, stamp(parcels.arriving).clone(), outbox, order)
@@ -169,7 +169,7 @@ class Processes(Transport):
         return transfer
 
     def _settle(self) -> None:
-        """Nothing that nobody has asked for stays under way: its memory must not go before it."""
+        """Waits for transfers that were never read: their memory must outlive them."""
         for transfer in self._under_way:
             transfer.wait()
         self._under_way = []
@@ -179,7 +179,7 @@ class Processes(Transport):
         self._settle()
         worker_of, workers = self.placement.worker_of, self.placement.workers
         hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
-        most = max(map(len, hosts))  # everyone sends as many rows
+        most = max(map(len, hosts))  # every worker sends the same number of rows
         own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
         own[: len(values_A)] = values_A
         every = [torch.empty_like(own) for _ in hosts]
@@ -226,15 +226,15 @@ def _headers(messages: Sequence[Edge]) -> Any:
 
 @contextmanager
 def _reaching(*workers: int) -> Iterator[None]:
-    """Says in words that one of these workers (or of all, if none is named) has gone."""
+    """Turns a connection error into one saying that a worker (of these, or any) was lost."""
     try:
         yield
     except RuntimeError as error:
-        # What gloo says is for its developers: file, line, and which setting to debug with.
+        # Gloo's message is for its developers: file, line, and debugging settings.
         timed_out = "imed out" in str(error) or "imeout" in str(error)
         why = "it did not answer in time" if timed_out else "it closed its connection"
         who = f"worker {' or '.join(map(str, workers))}" if workers else "another worker"
-        raise WorkerLost(f"workers: {who} has gone ({why})", workers, timed_out) from None
+        raise WorkerLost(f"workers: lost {who} ({why})", workers, timed_out) from None
 
 
 def _check(got: Tensor, expected: Tensor) -> None:
@@ -243,7 +243,7 @@ def _check(got: Tensor, expected: Tensor) -> None:
     if len(wrong):
         row = int(wrong[0])
         raise ParleyError(
-            f"a message does not fit: expected {_words(expected[row])}; got {_words(got[row])}"
+            f"unexpected message: expected {_words(expected[row])}; got {_words(got[row])}"
         )
 
 

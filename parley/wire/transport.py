@@ -1,6 +1,6 @@
 """Moving messages along edges: the only thing that differs between placements.
 
-Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes of a message.
+Axes: A agents hosted here, E some edges, R rows that hold messages, B bytes of a message.
 
 `Local` (in `local`) is for all agents in one process, `Processes` (in `processes`) for agents
 spread over workers. Both count what every hosted agent hands to the wire, header included, whether
@@ -25,7 +25,7 @@ from parley.wire.edges import Edges, Round, index
 from parley.wire.placement import Placement
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
-"""What a message is about; bytes are counted apart for each."""
+"""What a message is about; bytes are counted separately for each."""
 
 KINDS: tuple[Kind, ...] = ("models", "cross_gradients", "evaluation")
 
@@ -41,39 +41,39 @@ HEADER = np.dtype(
         ("length", "<u8"),
     ]
 )
-"""What stands before every message: 32 bytes."""
+"""The header of every message: 32 bytes."""
 MAGIC, VERSION = b"PRLY", 1
 
 GATHERED_BYTES = 1 << 26
-"""Numbers of all agents that are put together at once to be added up."""
+"""How many numbers, over all agents, are gathered at a time to be added up."""
 
 UNDER_WAY = 4
-"""Rounds whose replies may be under way at once: more would be more memory, fewer more waiting."""
+"""Rounds whose replies may be in transit at once: more need memory, fewer mean waiting."""
 
 
 class WorkerLost(ParleyError):
-    """Another worker can no longer be reached; why, it has said elsewhere if at all."""
+    """Another worker can no longer be reached; it may have reported the reason elsewhere."""
 
     def __init__(self, message: str, workers: Sequence[int] = (), timed_out: bool = False) -> None:
         super().__init__(message)
         self.workers = tuple(workers)
-        """Those that may have gone; empty where that cannot be told."""
+        """The workers that may be lost; empty if unknown."""
         self.timed_out = timed_out
-        """Whether it fell silent, and did not just close its connection."""
+        """Whether it timed out rather than closing its connection."""
 
 
 class Transfer(Protocol):
-    """Messages on their way between workers, while this one goes on with something else."""
+    """Messages in transit between workers, while this one does something else."""
 
     def wait(self) -> Tensor:
-        """What has arrived, ``uint8[R, B]``, once all of it has and all has been sent."""
+        """What arrived, ``uint8[R, B]``, once everything has arrived and been sent."""
         ...
 
 
 class Arrivals:
     """Messages that arrive on the incoming edges, to be taken one round at a time.
 
-    Those of other workers are waited for when they are first asked for.
+    Those of other workers are waited for when they are first needed.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Arrivals:
         return select(self._wire_RB, self._rows_of[edges])
 
     def of_others(self, edges: Round) -> Tensor:
-        """The same for edges that all begin in other workers, without touching the own messages."""
+        """The same for edges that all start in other workers; leaves this one's messages alone."""
         return select(self.others(), self._rows_of[edges] - len(self._own_RB))
 
     def others(self) -> Tensor:
-        """All messages of other workers as they lie: in `Edges.row_of` behind the own ones."""
+        """All messages of other workers; in `Edges.row_of` they follow this worker's own."""
         arrived_RB = self._own_RB[:0] if self._others is None else self._others.wait()
         return arrived_RB.to(self._own_RB.device)
 
@@ -109,9 +109,9 @@ class Transport(ABC):
         self.placement = placement
         self.topology = placement.topology
         self.clock = clock
-        """Tells how long messages would take on some network, where one is simulated."""
+        """The clock of the simulated network, if there is one."""
         self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
-        """Bytes that each hosted agent has handed to the wire."""
+        """The bytes that each hosted agent has sent."""
         self.edges = Edges(placement)
         """Which edges are where."""
 
@@ -138,8 +138,8 @@ class Transport(ABC):
     def backward(
         self, wire_EB: Tensor, round_: int, kind: Kind, codec: Codec, step: int
     ) -> Callable[[], Tensor]:
-        """Starts to reply to the round's incoming edges; what it returns waits for the replies on
-        the round's outgoing edges and gives them."""
+        """Starts to reply to the round's incoming edges; the result, when called, waits for the
+        replies on the round's outgoing edges and returns them."""
         self.count_replies(round_, kind, wire_EB.shape[1], step)
         return self._backward(wire_EB, round_, kind, codec, step)
 
@@ -161,14 +161,14 @@ class Transport(ABC):
         return self._along(edges, wire_AB, kind, codec, step)
 
     def count_server(self, kind: Kind, length: int) -> None:
-        """Counts what it costs if everyone sends so many bytes to agent 0 and is answered."""
+        """Counts the bytes if every agent sends this many to agent 0 and gets as many back."""
         size = HEADER.itemsize + length
         others = self.topology.agents - 1
         for row, agent in enumerate(self.placement.agents):
             self.sent[kind][row] += size * (others if agent == 0 else 1)
 
     def count_replies(self, round_: int, kind: Kind, length: int, step: int) -> None:
-        """Counts a reply of so many bytes on each of the round's incoming edges."""
+        """Counts a reply of this many bytes on each of the round's incoming edges."""
         self._count(kind, self.edges.repliers_of[round_], length)
         if self.clock is not None:
             if round_ % UNDER_WAY == 0:
@@ -208,7 +208,7 @@ class Transport(ABC):
     def total(self, values_AD: Tensor) -> Tensor:
         """The sum over all agents, added up in their order wherever they live, [D].
 
-        All agents' rows are put together for it, a few columns at a time.
+        All agents' rows are gathered for it, a few columns at a time.
         """
         each = self.topology.agents * values_AD.element_size()
         parts = values_AD.split(max(1, GATHERED_BYTES // each), 1)
@@ -217,7 +217,7 @@ class Transport(ABC):
     @abstractmethod
     def sum(self, values: Tensor) -> Tensor:
         """The sum over workers, on every worker, added up in any order: for whole numbers, and for
-        what is not trained with."""
+        values that do not affect training."""
 
     @abstractmethod
     def broadcast(self, values: Tensor, agent: int) -> Tensor:

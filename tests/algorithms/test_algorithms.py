@@ -402,7 +402,9 @@ class TestOptions:
             build("ngcc", {})
 
     def test_option_of_another_algorithm(self) -> None:
-        with pytest.raises(BadValue, match=r"alpha: 0.5 .*dpsgd has no such option, ngc, compngc"):
+        with pytest.raises(
+            BadValue, match=r"alpha: 0.5 .*dpsgd has no such option; it belongs to ngc, compngc"
+        ):
             build("dpsgd", {"alpha": 0.5})
 
     def test_weights_an_algorithm_cannot_use(self) -> None:

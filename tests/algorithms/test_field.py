@@ -426,7 +426,9 @@ class TestNames:
         assert fields == {
             *("alpha", "scope", "momentum", "mu", "nesterov", "weight_decay", "gamma", "codec")
         }
-        with pytest.raises(BadValue, match=r"mu: 0.5 .*ngc\+choco has no such option, qgm, gut"):
+        with pytest.raises(
+            BadValue, match=r"mu: 0.5 .*ngc\+choco has no such option; it belongs to qgm, gut"
+        ):
             build("ngc+choco", {"mu": 0.5})
 
     def test_a_codec_names_the_messages(self) -> None:

@@ -127,7 +127,7 @@ def test_help_teaches(command):
             in out
         ), flag
     words = " ".join(out.replace("│", " ").split())
-    assert "η, the learning rate. (default: 0.1)" in words and "Only cga, compcga." in words
+    assert "η, the learning rate. (default: 0.1)" in words and "Only for cga, compcga." in words
     for name in ("compare", "demo", "algorithms", "topology", "data"):
         code, out, _ = command(f"{name} --help")
         assert code == 0 and "Usage: parley" in out
@@ -149,7 +149,7 @@ def shown_help(command_, name):
 
 @pytest.mark.parametrize("name", ["train", "compare", "tune"])
 def test_help_shows_the_default_of_every_algorithm(command, name):
-    """Read back: what the help says of each algorithm is what its class has."""
+    """Read back: what the help says about each algorithm is what its class has."""
     flags = shown_help(command, name)
     options = {option for a in ALGORITHMS.values() for option in a.options()}
     for option in options:
@@ -162,8 +162,8 @@ def test_help_shows_the_default_of_every_algorithm(command, name):
             for value, _, keys in (other.partition(" for ") for other in others)
             for key in keys.split(", ")
         }
-        only = re.search(r"Only ([^.]*)\.$", words)
-        lacking = re.search(r"Not ([^.]*)\.$", words)
+        only = re.search(r"Only for ([^.]*)\.$", words)
+        lacking = re.search(r"Not for ([^.]*)\.$", words)
         for key, algorithm in ALGORITHMS.items():
             has = key in only[1].split(", ") if only else True
             has = has and not (lacking and key in lacking[1].split(", "))

@@ -513,7 +513,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Command, str]]:
         taken.listen()
         command = Command(tmp_path, "dash", tmp_path / "runs", "--port", port, "--no-open")
         assert command.until(lambda: "press Ctrl-C to stop" in command.err), command.err
-    assert f"port {port} is taken" in command.err
+    assert f"port {port} is in use" in command.err
     yield command, re.findall(r"http://\S+", command.err)[0]
     command.send(signal.SIGKILL)
     command.wait()

@@ -1,4 +1,4 @@
-"""Records as they come: each byte is read once, damage is told, and memory is bounded."""
+"""Records as they arrive: each byte is read once, damage is reported, memory is bounded."""
 
 import json
 import math

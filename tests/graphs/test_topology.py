@@ -1,4 +1,4 @@
-"""Topologies: known values, identities of the weights, and what a mistake is told."""
+"""Topologies: known values, identities of the weights, and errors for mistakes."""
 
 import json
 import math

@@ -256,7 +256,7 @@ class TestPairs:
 
     def test_no_edge(self) -> None:
         hood = small.hood(graphs.ring(4))
-        with pytest.raises(ValueError, match=r"\(0, 2\) is no edge"):
+        with pytest.raises(ValueError, match=r"\(0, 2\) is not an edge"):
             hood.tell(values(hood), [(0, 2)])
 
     @pytest.mark.parametrize("codec", ["", "sign", "topk:0.1"])

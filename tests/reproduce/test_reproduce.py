@@ -17,7 +17,8 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import campaign, collect, costs, paired, pictures, presets, report
 from parley.reproduce.campaign import Order
-from parley.reproduce.presets import Paper, Preset, Reduction, figures, select
+from parley.reproduce.preset import CHOICES, METHODS, SAMPLES, Paper, Preset, Reduction, variants
+from parley.reproduce.presets import figures, select
 from parley.reproduce.presets import presets as all_presets
 from parley.results.read import find_runs
 from parley.store import status
@@ -51,11 +52,23 @@ def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
             assert costs.graph_of(preset, variant).agents == preset.agents
 
 
+def test_later_papers_are_presets_without_figures_of_the_paper() -> None:
+    later = [p for p in all_presets().values() if p.table == "follow-up"]
+    assert len(later) == 5 * 2 * (5 + 2) and not any(p.paper for p in later)
+    gut = all_presets()["follow-up/resnet20/dirichlet-0.01/dyck/32/gut"].experiment()
+    assert (gut.topology, gut.partition, gut.lr, gut.epochs) == ("dyck", "dirichlet:0.01", 0.1, 200)
+    assert gut.algorithm.settings()["mu"] == 0.9
+    ngc = all_presets()["follow-up/vgg11/dirichlet-0.1/ring/16/ngc"]
+    dpsgd = all_presets()["follow-up/vgg11/dirichlet-0.1/ring/16/dpsgd"]
+    assert ngc.experiment().algorithm.settings()["nesterov"] is False
+    assert costs.gradients(ngc) == 3 * costs.gradients(dpsgd) == 3 * 200 * 50_000
+
+
 def test_one_choice_as_printed_changes_nothing_else() -> None:
     seen = set()
     for preset in all_presets().values():
         run = preset.experiment("as-run")
-        for variant in presets.variants()[2:]:
+        for variant in variants()[2:]:
             choice = variant.removeprefix("as-run-but-")
             try:
                 made = preset.experiment(variant)
@@ -64,7 +77,7 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 continue
             seen.add((preset.method, choice))
             printed = preset.experiment("as-printed")
-            option = presets.CHOICES[choice]
+            option = CHOICES[choice]
             if choice == "evonorm":
                 assert made.model_options == printed.model_options != run.model_options
                 assert made.algorithm == run.algorithm and made.topology == run.topology
@@ -74,7 +87,7 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 assert made.algorithm == both != run.algorithm
                 assert run.same_as(made) == ["algorithm"]
     assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
-    assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
+    assert {c for m, c in seen if m == "cga"} == set(CHOICES)
     assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
 
 
@@ -215,7 +228,7 @@ def test_the_list_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = command().stdout
     assert all(p.group in shown for p in all_presets().values())
     rows = json.loads(command("fashion_mnist", "--agents", "10", "--list", "--json").stdout)
-    assert [row["method"] for row in rows] == list(presets.METHODS)
+    assert [row["method"] for row in rows] == list(METHODS)
     assert rows[3]["gradients"] == 18_000_000 and rows[0]["hours"] > 0
 
 
@@ -238,7 +251,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
         epochs=4, batch=32, lr=0.1, lr_decay="step", hyper={}, bias_norms=True,
     )  # fmt: skip
     known = {**made, curve.name: curve}
-    monkeypatch.setitem(presets.SAMPLES, "digits", 1437)
+    monkeypatch.setitem(SAMPLES, "digits", 1437)
     monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
     monkeypatch.setattr(presets, "presets", lambda: known)
     monkeypatch.setattr(collect, "presets", lambda: known)
@@ -371,8 +384,8 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
         "scale": "inconclusive",
         "scope": "one seed: no claim",
         "floor and scale": "**lower**",
-        "floor, beside scale": "**lower**",
-        "scale, beside floor": "**higher**",
+        "floor, given scale": "**lower**",
+        "scale, given floor": "**higher**",
     }
     # The sixth seed has nothing to stand beside, so that it is not in the mean either.
     assert rows["floor"][:3] == ["71.00", "59.00", "-12.00 ± 0.62"]
@@ -380,7 +393,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     claims = report.ablation_claims(results)
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
-    assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
+    assert any("- CGA, floor as printed, where scale is as printed too: " in c for c in claims)
     assert claims[-1] == "- Inconclusive: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
     told = json.loads(report.as_json(collect.Found(results)))["ablations"]

@@ -17,7 +17,8 @@ from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import cell as paper
-from parley.reproduce.presets import Reduction, presets
+from parley.reproduce.preset import Reduction
+from parley.reproduce.presets import presets
 from parley.results import sections as charts
 from parley.results import style
 from parley.results.curves import POINTS

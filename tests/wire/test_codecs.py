@@ -298,9 +298,9 @@ class TestSpecs:
 
     def test_random_codecs_ask_for_keys(self) -> None:
         for spec in ("randomk:0.1", "qsgd:8"):
-            with pytest.raises(ParleyError, match="needs a key for each of 2 messages, none"):
+            with pytest.raises(ParleyError, match="needs a key for each of 2 messages, but none"):
                 build(spec, [30]).encode(torch.ones(2, 30))
-            with pytest.raises(ParleyError, match="2 messages, 3 were given"):
+            with pytest.raises(ParleyError, match="2 messages, but 3 were given"):
                 build(spec, [30]).keyed(keys(3)).encode(torch.ones(2, 30))
 
 

@@ -242,7 +242,7 @@ def test_the_runs_that_are_compared_go_somewhere(together: dict[str, dict[str, T
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What worker 0 is told of each mistake of worker 1."""
+    """What worker 0 learns about each mistake of worker 1."""
     folder = tmp_path_factory.mktemp("refusals")
     workers = [process(send_wrongly, rank, folder) for rank in range(2)]
     for worker in workers:
@@ -269,16 +269,14 @@ class TestRefusals:
         self, refusals: dict[str, str], what: str, expected: str, got: str
     ) -> None:
         first, _, second = refusals[what].partition("; got ")
-        assert first.startswith("ParleyError: a message does not fit: expected b'PRLY' version 1, ")
+        assert first.startswith("ParleyError: unexpected message: expected b'PRLY' version 1, ")
         assert expected in first
         assert got in second
         assert expected not in second
 
     def test_a_worker_that_was_lost(self, refusals: dict[str, str]) -> None:
         """It is named, and gloo's own words are left out."""
-        assert (
-            refusals["gone"] == "WorkerLost: workers: worker 1 has gone (it closed its connection)"
-        )
+        assert refusals["gone"] == "WorkerLost: workers: lost worker 1 (it closed its connection)"
 
     def test_too_few_processes(self, refusals: dict[str, str]) -> None:
         assert refusals["few"] == "ParleyError: workers: 3 are needed, 2 were started"
@@ -286,7 +284,7 @@ class TestRefusals:
 
 
 def send_wrongly(rank: int, folder: Path) -> None:
-    """Worker 1 makes one mistake after the other; worker 0 notes what it is told."""
+    """Worker 1 makes one mistake after another; worker 0 notes what it is told."""
     torch.set_num_threads(1)
     topology = graphs.ring(3)
     placement = Placement(topology, (0, 1, 1), rank)
