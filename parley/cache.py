@@ -25,7 +25,7 @@ def _users_cache() -> Path:
 
 
 def code_folder() -> Path:
-    """Where compiled code is kept: a folder in which nobody else can put any.
+    """Where compiled code is kept: a folder that no other user can write to.
 
     The cache, or else the user's own cache, or else a folder that this process alone uses.
     """
@@ -53,7 +53,7 @@ def own_files(folder: Path, pattern: str) -> Iterator[Path]:
 
 
 def distrust(folder: Path) -> str:
-    """Why code in that folder, or in one that is made there, could come from somebody else."""
+    """Why code in that folder, or in one created there, could come from another user."""
     folder = folder.absolute()
     if folder.is_symlink():
         folder = folder.resolve()

@@ -45,7 +45,9 @@ LONGEST = 4096
 MOST_OPTION = 1_000_000_000
 """The largest number in the options of a model or a dataset."""
 
-HOW = frozenset({"data_root", "workers", "engine", "device", "threads", "on_failure", "patience"})
+HOW = frozenset(
+    {"data_root", "workers", "engine", "device", "threads", "on_failure", "patience", "suspicious"}
+)
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
 
@@ -132,6 +134,9 @@ class Experiment(BaseModel):
     """What the others do when a worker dies or stops responding: stop, or continue without it."""
     patience: float = Field(600.0, ge=0.1, le=YEAR)
     """Seconds after which a worker that does not respond counts as lost, also at the start."""
+    suspicious: Literal["warn", "stop", "drop"] = "warn"
+    """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
+    with on_failure heal, drop its worker and go on."""
     from_python: tuple[Literal["model", "data", "loss"], ...] = ()
     """What came from a Python program, which alone can repeat the run: it cannot be stored."""
 
@@ -207,6 +212,9 @@ class Experiment(BaseModel):
             partitions.parse(self.partition)
         if self.start_agent >= self.agents:
             raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
+        if self.suspicious == "drop" and self.on_failure != "heal":
+            valid = "warn or stop; or drop together with --on-failure heal"
+            raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
         return self
 
     def to_toml(self) -> str:
@@ -314,6 +322,8 @@ def _check_option(name: str, value: int | float | str | bool) -> None:
 
 def read_toml(text: str, where: str) -> dict[str, Any]:
     """Options from a TOML text."""
+    if not text.strip():  # what a power cut may leave of a file, and not the default experiment
+        raise BadValue("experiment", where, "a TOML file", "it is empty")
     try:
         return parse_toml(text)
     except Unreadable as error:

@@ -1,4 +1,4 @@
-"""Reading text files that somebody else may have written: of bounded size, and never a device.
+"""Reading text files from untrusted sources: of bounded size, and never a device.
 
 What is wrong with a file is said without quoting it: errors are passed on to other hosts.
 """

@@ -113,7 +113,7 @@ class Runs:
         """One folder that cannot be shown must not hide the others."""
         try:
             return self._row(path)
-        except Exception as error:  # whatever somebody has put there
+        except Exception as error:  # anything may be in that file
             log.warning("%s cannot be shown: %s", path, type(error).__name__)
             name = path.resolve().name
             row = dict.fromkeys(SHOWN) | {"id": _id(self.root, path), "name": name, "group": ""}

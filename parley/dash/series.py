@@ -23,7 +23,7 @@ NUMBERS = 40_000
 LONGEST = 8 << 20
 """In bytes; a longer line is not a record."""
 AT_ONCE = 64 << 20
-"""Bytes that are read at one look; the next one goes on from there."""
+"""The most bytes to read at a time; the next read continues from there."""
 READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Neither follow links nor wait for pipes, where the system supports that."""
 SEEN = 64

@@ -19,7 +19,7 @@ from parley.dash.runs import Runs
 from parley.errors import BadValue
 
 REQUEST_IN = 10.0
-"""Seconds in which whoever connects must have sent a whole request."""
+"""Seconds within which a client must have sent a complete request."""
 MOST_CONNECTIONS = 200
 """Connections at a time; more are answered with 503."""
 TRIES = 100
@@ -29,7 +29,7 @@ TRIES = 100
 class Brisk(H11Protocol):
     """Closes connections on which no request has been completed for a while.
 
-    Whoever opens many and says little would hold all of them; the server itself waits for ever.
+    A client that opens many and sends little would hold all of them; the server waits forever.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,5 +1,5 @@
-"""Encoded images as pixels, whoever has encoded them: what is no image, damaged or enormous is
-refused with its name."""
+"""Decodes images from untrusted sources: anything that is not an image, damaged or enormous is
+refused by name."""
 
 import io
 import stat

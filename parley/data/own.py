@@ -146,7 +146,7 @@ def _call(agent: int, place: str) -> _One:
     try:
         made = function(agent)
     except Exception as error:  # anything the user's code may raise
-        # Its words may quote the data, and errors are passed on: only this host is told.
+        # Its message may quote the data, and errors are passed on: only this host sees it.
         log.error("agent %d: %s: %s: %s", agent, place, type(error).__name__, error)
         because = f"it raised {type(error).__name__}; the log of its host has more"
         raise wrong(because, "a function that succeeds") from error

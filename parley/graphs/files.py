@@ -112,7 +112,7 @@ def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float
             if weight is not None and not np.isfinite(weight):
                 raise ValueError("no number")
         except ValueError:
-            # The line is not quoted: the file may be another one than somebody meant, and errors
+            # The line is not quoted: the file may not be the one the user meant, and errors
             # are passed on to other hosts.
             valid = "lines like 0 1, 0 -> 1 or 0 1 0.25"
             raise BadValue("topology", name, valid, f"line {number} is not one of them") from None

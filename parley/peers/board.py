@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parley.cluster.noticeboard import Board, Member
+from parley.cluster.words import understood
 from parley.errors import ParleyError
 from parley.peers.group import Group
 
@@ -29,21 +30,19 @@ class PeerBoard(Board):
         """A peer's own name."""
         return self.group.names[rank]
 
-    def share(self, what: str, value: Any) -> list[Any]:
-        """What every peer has to say about something, in the order of their numbers."""
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        """Every peer's value for something, in the order of their numbers."""
         said = self.group.gather(json.dumps([what, value]).encode())
-        answers = [self._read(rank, what, bytes(text)) for rank, text in enumerate(said)]
+        answers = [self._read(rank, what, bytes(text), kind) for rank, text in enumerate(said)]
         if self._note is not None:
             self._note(what, answers)
         return answers
 
-    def _read(self, rank: int, what: str, text: bytes) -> Any:
-        try:
-            about, value = json.loads(text)
-        except (ValueError, TypeError, RecursionError):
-            raise ParleyError(f"peers: {self.name(rank)} said something that is no JSON") from None
+    def _read(self, rank: int, what: str, text: bytes, kind: Any) -> Any:
+        who = self.name(rank)
+        about, value = understood(text.decode("utf-8", "replace"), tuple[str, kind], who, what)
         if about != what:
-            raise ParleyError(f"peers: {self.name(rank)} speaks of its {about}, not its {what}")
+            raise ParleyError(f"peers: {who} speaks of its {about}, not its {what}")
         return value
 
 
@@ -66,8 +65,10 @@ class Replay(Board):
         """A peer's own name."""
         return self._names[rank]
 
-    def share(self, what: str, value: Any) -> list[Any]:
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
         """What everybody said about it then."""
         if not self._log or self._log[0][0] != what:
             raise ParleyError(f"peers: nobody has told what was said about {what} at the start")
-        return self._log.pop(0)[1]
+        answers = json.dumps(self._log.pop(0)[1])
+        found: list[Any] = understood(answers, list[kind], "a peer", what)
+        return found

@@ -36,6 +36,9 @@ def checked(peers: Peers, experiment: Experiment, topology: Topology | None = No
     peers.check_agents(experiment.agents)
     if experiment.links:
         raise BadValue("links", experiment.links, "none", "the network between peers is real")
+    if experiment.suspicious == "drop":
+        because = "among peers, a majority decides who takes part"
+        raise BadValue("suspicious", "drop", "warn or stop", because)
     device_of(experiment.device)
     graph = topology_of(experiment) if topology is None else topology
     peers.check_links(sorted(talking(peers.worker_of(), graph)))

@@ -90,6 +90,10 @@ class PeerMembership:
         """Tells peers that come later that the run has ended."""
         self.links.flood({"kind": "done"})
 
+    def drop(self, worker: int, why: str) -> None:
+        """Refused at the start: a majority decides who takes part, not one peer's suspicion."""
+        raise ParleyError(why)
+
     def beat(self) -> None:
         """Links show by themselves that this peer is there."""
 

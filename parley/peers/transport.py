@@ -13,6 +13,7 @@ from parley.errors import ParleyError
 from parley.peers.group import Group
 from parley.wire.clock import Clock
 from parley.wire.edges import Route
+from parley.wire.guard import Guard
 from parley.wire.placement import Placement
 from parley.wire.spread import Request, Spread
 
@@ -41,14 +42,22 @@ class PeerTransport(Spread):
 
     alone_on_host = True
 
-    def __init__(self, placement: Placement, clock: Clock | None, group: Group) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self,
+        placement: Placement,
+        clock: Clock | None,
+        group: Group,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__(placement, clock, guard)
         self.group = group
         if (placement.workers, placement.here) != (len(group.names), group.here):
             raise ParleyError(f"peers: {placement.workers} are needed, {len(group.names)} are here")
 
-    def _like(self, placement: Placement, clock: Clock | None) -> "PeerTransport":
-        other = PeerTransport(placement, clock, self.group)
+    def _like(
+        self, placement: Placement, clock: Clock | None, guard: Guard | None
+    ) -> "PeerTransport":
+        other = PeerTransport(placement, clock, self.group, guard)
         other.sent = self.sent
         return other
 

@@ -149,7 +149,7 @@ def _read(
     except Unreadable:
         notes.append(f"{path.name} is damaged")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not found:
         notes.append(f"{path.name} is damaged")
         return None
     return found

@@ -1,4 +1,4 @@
-"""Saving and resuming a run's state: safetensors files, written atomically, checked on reading.
+"""Saving and resuming a run's state: safetensors files, whole and on disk, checked on reading.
 
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 
@@ -12,7 +12,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from parley.errors import ParleyError
+from parley.files import make_folder, replacing, sync_folder
 from parley.reading import parse_json
 from parley.store import headers
 from parley.wire.transport import KINDS, Kind, Transport
@@ -66,7 +67,7 @@ def newest(run: Path, transport: Transport) -> int:
 
 
 def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
-    """Writes this worker's part, completely or not at all."""
+    """Writes this worker's part, completely or not at all; it is on disk before this returns."""
     tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
@@ -74,12 +75,10 @@ def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[st
     target = folder(run, epoch) / f"worker-{transport.placement.here}.safetensors"
     temporary = target.with_suffix(".partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
-        temporary.replace(target)
+        make_folder(target.parent)
+        with replacing(target, temporary):
+            save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
 
 
@@ -92,8 +91,12 @@ def prune(run: Path, epoch: int) -> None:
 
 def drop_after(run: Path, epoch: int) -> None:
     """Removes checkpoints newer than the epoch a run resumes from: incomplete or obsolete."""
-    for _, path in [f for f in _folders(run) if f[0] > epoch]:
+    newer = [path for number, path in _folders(run) if number > epoch]
+    for path in newer:
         shutil.rmtree(path, ignore_errors=True)
+    if newer:
+        # Records are cut next: a checkpoint that came back after a power cut would lack its record.
+        sync_folder(run / "checkpoint")
 
 
 def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:

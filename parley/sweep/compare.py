@@ -259,7 +259,7 @@ REMEDIES = {
 
 def check_graph(experiment: Experiment) -> None:
     """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
-    topology = run.topology_of(experiment)  # a graph that nobody could use has no remedy
+    topology = run.topology_of(experiment)  # a graph that no method could use has no remedy
     try:
         experiment.algorithm.check(topology)
     except BadValue as error:

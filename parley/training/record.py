@@ -26,6 +26,8 @@ class Record(TypedDict, total=False):
     """Test samples that every model was evaluated on."""
     test_samples_absent: int
     """Test samples that are missing because their hosts are; only if there are any."""
+    suspicious_messages: int
+    """Messages so far that no honest agent would have sent; only if there are any."""
     loss: float
     """Test loss of the averaged model."""
     loss_train: float

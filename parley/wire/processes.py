@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parley.errors import ParleyError
+from parley.wire import direct
 from parley.wire.clock import Clock
 from parley.wire.edges import Route
+from parley.wire.guard import Guard
 from parley.wire.placement import Placement
 from parley.wire.spread import Request, Spread
 from parley.wire.transport import WorkerLost
@@ -23,7 +25,7 @@ class _Work:
         self._work = work
 
     def wait(self) -> None:
-        """Returns once it is done; says in words which worker has gone."""
+        """Returns once it is done; otherwise says which worker was lost."""
         with _reaching(*self._workers):
             self._work.wait()
 
@@ -31,8 +33,10 @@ class _Work:
 class Processes(Spread):
     """Agents spread over the processes of a `torch.distributed` group."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__(placement, clock, guard)
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -51,42 +55,48 @@ class Processes(Spread):
             receipts = [dist.P2POp(dist.irecv, inbox_RB[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
             # this worker's message, behind which it would queue: the directions would take turns.
-            works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes one request per message, NCCL one for all.
-        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
-        return [_Work(workers, work) for workers, work in zip(each, works, strict=True)]
+            requests = direct.started(receipts + sends)
+        return [_Work(workers, work) for workers, work in requests]
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
         self._settle()
         worker_of, workers = self.placement.worker_of, self.placement.workers
         hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
-        most = max(map(len, hosts))  # every worker sends the same number of rows
-        own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
-        own[: len(values_A)] = values_A
-        every = [torch.empty_like(own) for _ in hosts]
-        with _reaching():
-            dist.all_gather(every, own)
+        every = self._from_each(values_A, list(map(len, hosts)))
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
         for agents, rows in zip(hosts, every, strict=True):
-            all_rows[agents] = rows[: len(agents)].to(values_A.device)
+            all_rows[agents] = rows.to(values_A.device)
         return all_rows
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, in whatever order."""
-        self._settle()
-        total = values.to(self._wire_device, copy=True)
+    def _from_each(self, values: Tensor, rows: Sequence[int]) -> list[Tensor]:
+        own = values.to(self._wire_device).contiguous()
         with _reaching():
-            dist.all_reduce(total)
-        return total.to(values.device)
+            every, requests = direct.from_each(own, rows, self.placement.here)
+        _finish(requests)
+        return every
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker, in the order of their numbers."""
+        self._settle()
+        every = self._from_each(values[None], [1] * self.placement.workers)
+        return torch.cat(every).sum(0, dtype=values.dtype).to(values.device)
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         sent = values.to(self._wire_device, copy=True).contiguous()
-        with _reaching():
-            dist.broadcast(sent, self.placement.worker_of[agent])
+        source, here = self.placement.worker_of[agent], self.placement.here
+        with _reaching(source):
+            requests = direct.from_one(sent, source, self.placement.workers, here)
+        _finish(requests)
         return sent.to(values.device)
+
+
+def _finish(requests: Sequence[direct.Request]) -> None:
+    for workers, request in requests:
+        with _reaching(*workers):
+            request.wait()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes 
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,8 @@ from parley.errors import ParleyError
 from parley.graphs import Edge
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
-from parley.wire.edges import Route
+from parley.wire.edges import Route, index
+from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import Placement
 from parley.wire.transport import (
     HEADER,
@@ -50,12 +52,15 @@ class _Transfer:
         expected: Tensor,
         sent: Tensor,
         order: Tensor | None = None,
+        inspect: Callable[[Tensor], None] | None = None,
     ) -> None:
+        """`inspect` sees the messages once they have arrived, before anyone uses them."""
         self._requests = list(requests)
         self._inbox_RB = inbox
         self._expected = expected
         self._sent = sent  # has to stay until it is sent
         self._order = order
+        self._inspect = inspect
 
     @property
     def done(self) -> bool:
@@ -69,6 +74,8 @@ class _Transfer:
                 request.wait()
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+            if self._inspect is not None and len(self._inbox_RB):
+                self._inspect(self._inbox_RB[:, HEADER.itemsize :])
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
         return wire_RB if self._order is None else select(wire_RB, self._order)
 
@@ -80,12 +87,16 @@ class Spread(Transport):
     """Whether to do something else while messages are in transit; otherwise each is waited for
     where it is sent."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__(placement, clock, guard)
         self._wire_device = torch.device("cpu")
         self._out = _Parcels(self.edges.out)
-        self._back_of = [_Parcels(route) for route in self.edges.back_of]
-        self._back_to_others_of = [_Parcels(route) for route in self.edges.back_to_others_of]
+        self._back_of = [_Parcels(route, reply=True) for route in self.edges.back_of]
+        self._back_to_others_of = [
+            _Parcels(route, reply=True) for route in self.edges.back_to_others_of
+        ]
         self._under_way: list[_Transfer] = []
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
@@ -149,11 +160,42 @@ class Spread(Transport):
         )
         inbox = outbox.new_empty(len(route.arriving), outbox.shape[1])
         requests = self._move(route, outbox, inbox)
-        transfer = _Transfer(requests, inbox, stamp(parcels.arriving).clone(), outbox, order)
+        seen = None
+        if self.guard is not None:
+            seen = partial(self._inspect, self.guard, parcels, wire, kind, codec, step)
+        expected = stamp(parcels.arriving).clone()
+        transfer = _Transfer(requests, inbox, expected, outbox, order, seen)
         if not self.overlap:
             transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
         return transfer
+
+    def _inspect(
+        self,
+        guard: Guard,
+        parcels: "_Parcels",
+        wire: Tensor,
+        kind: Kind,
+        codec: Codec,
+        step: int,
+        arrived_RB: Tensor,
+    ) -> None:
+        """Shows the guard what has arrived, and what the receivers sent in the same exchange."""
+        number, worker_of = self.placement.number, self.placement.worker_of
+        ends = parcels.route.arriving
+        rows = None if parcels.reply else index(self.placement.row[to] for _, to in ends)
+        guard.inspect(
+            Arrived(
+                kind,
+                step,
+                codec,
+                arrived_RB,
+                [number(sender) for sender, _ in ends],
+                [worker_of[sender] for sender, _ in ends],
+                None if rows is None else select(wire, rows),
+                wire,
+            )
+        )
 
     def _settle(self) -> None:
         """Waits for transfers that were never read: their memory must outlive them."""
@@ -169,8 +211,9 @@ class Spread(Transport):
 class _Parcels:
     """A route with its messages' headers, in which only kind, codec, step and length change."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, reply: bool = False) -> None:
         self.route = route
+        self.reply = reply
         self.leaving = _headers(route.leaving)
         self.arriving = _headers(route.arriving)
 

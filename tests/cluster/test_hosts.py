@@ -290,6 +290,6 @@ class TestHandshake:
         def work(peers: Noticeboard) -> None:
             if peers.rank == 1:
                 raise peers.fail(ParleyError("my disk is full"))
-            peers.share("agents", [])
+            peers.share("agents", [], list[int])
 
         assert [str(error) for error in together(3, work)] == ["my disk is full"] * 3
