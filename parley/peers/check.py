@@ -10,7 +10,6 @@ from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.join import checked, greeting, linked
 
-
 PARTING = 1.0
 """Seconds in which others may still read what this peer has said to them."""
 
