@@ -24,7 +24,7 @@ from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, Experiment
+from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
@@ -251,7 +251,7 @@ class LoadedRun(_Shown):
         experiment = self.experiment
         if build is not None:
             task = Task(given.builder_of(build)(), dtype=x_ND.dtype)
-        elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
+        elif experiment.data == OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
             raise BadValue("model", experiment.model, valid, "the run used its own model or data")
         else:

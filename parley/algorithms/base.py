@@ -138,10 +138,13 @@ Nesterov = Annotated[
         "carries the old rate along in v."
     ),
 ]
+MOST = 1_000_000
+"""The largest value of hyper-parameters that have no natural end."""
 WeightDecay = Annotated[
     float,
     Field(
         ge=0,
+        le=MOST,
         description="λ: adds λx to the final gradient, at the point where that gradient is taken.",
     ),
 ]

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Momentum
+from parley.algorithms.base import MOST, Momentum
 from parley.algorithms.parts import Gossip, Own, UpdateRule
 from parley.algorithms.recipe import Named, Recipe
 
@@ -36,7 +36,7 @@ class QuasiGlobal(UpdateRule):
     """μ, how slowly the momentum follows the models."""
     nesterov: bool = True
     """True: the step is -η(g + βm). False: it is -ηm."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     def init(self, x_AD: Tensor) -> Direction:

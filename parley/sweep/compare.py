@@ -99,7 +99,8 @@ def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list
                 raise
             fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
             alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
-            raise (error.saying(f"{error}; for some alone: {alone}") if fit else error) from None
+            words = f"{error}; to use it only where it exists: {alone}" if fit else str(error)
+            raise error.saying(words) from None
     return made
 
 
@@ -258,7 +259,7 @@ REMEDIES = {
 
 def check_graph(experiment: Experiment) -> None:
     """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
-    topology = run.topology_of(experiment)  # a graph that nobody could use has no remedy
+    topology = run.topology_of(experiment)  # a graph that no method could use has no remedy
     try:
         experiment.algorithm.check(topology)
     except BadValue as error:

@@ -66,6 +66,9 @@ class Record(TypedDict, total=False):
     """Peak memory of all worker processes together."""
 
 
+LARGEST = 1e150
+"""The largest number that counts as one: squares of it are still finite."""
+
 EACH_AGENT = ("accuracy_agents", "distance_agents")
 """Fields of a record that are lists with one value per agent."""
 
@@ -121,7 +124,7 @@ def latest_by_epoch(records: Sequence[Record]) -> list[Record]:
 
 
 def number(found: object) -> float | None:
-    """A finite number as a float; None for anything else.
+    """A finite number as a float; None for anything else, and for what cannot be averaged.
 
     >>> number(1), number(True), number(float("inf")), number(10**400), number("1")
     (1.0, None, None, None, None)
@@ -129,7 +132,7 @@ def number(found: object) -> float | None:
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
     try:
-        return float(found) if math.isfinite(found) else None
+        return float(found) if math.isfinite(found) and abs(found) <= LARGEST else None
     except OverflowError:
         return None
 

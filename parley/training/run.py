@@ -27,7 +27,7 @@ from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
 from parley.errors import BadValue, Diverged
-from parley.experiment import Experiment
+from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import parse_decay
@@ -94,6 +94,7 @@ def problem(
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     options = experiment.data_options
     places = places or None
+    may_call = places is not None
     if OWN in (experiment.data, experiment.partition):
         places = places or {}
     elif places:
@@ -121,7 +122,8 @@ def problem(
     note = ""
     if places is not None:
         like, root = experiment.data, experiment.data_root
-        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        names = source.class_names
+        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
         # No agent trains on the common samples, held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
@@ -148,10 +150,6 @@ def share_of_test(test: Samples, experiment: Experiment) -> Samples:
     if experiment.test_fraction == 1 or not len(test):
         return test
     return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
-
-
-OWN = "own"
-"""As `data` or `partition`: each agent's host says where its data are."""
 
 
 def _own_problem(
@@ -304,10 +302,12 @@ class Run:
         """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
         name, here = self.experiment.engine, self.transport.placement.here
         if name == "auto":
-            names = engines.candidates(self.task)
-            found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
+            batch = self.batches.at(0)
+            shape = tuple(batch.inputs.shape[2:])
+            names = engines.candidates(self.task, shape)
+            found = engines.fastest(self.task, batch) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
-            if how := engines.missed(self.task):
+            if how := engines.missed(self.task, shape):
                 log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":

@@ -152,7 +152,7 @@ class TestOwnData:
     def test_mistakes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "wards.py").write_text("def bad(agent):\n    return 1 / 0\n")
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(BadValue, match="agent 4: ZeroDivisionError"):
+        with pytest.raises(BadValue, match="agent 4: it raised ZeroDivisionError"):
             own.load({4: "wards:bad"})
         with pytest.raises(BadValue, match=r"agent 4: .*no attribute 'none'"):
             own.load({4: "wards:none"})
