@@ -22,7 +22,6 @@ from parley.data import Batch
 from parley.errors import unknown_name
 from parley.files import write_atomically
 
-
 Shape = tuple[int, ...] | None
 """Of one input, where it is known."""
 
