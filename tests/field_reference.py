@@ -34,6 +34,8 @@ class Problem:
     lr: Callable[[int], float]
     lengths: list[int]
     """Entries of each parameter tensor."""
+    are_weights: list[bool]
+    """Whether each has more than one dimension, as biases and norms have not."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property

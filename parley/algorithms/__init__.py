@@ -5,11 +5,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from parley.algorithms.adagossip import AdaGossip, AdaptiveGossip
+from parley.algorithms.adam import Adam, AdamW
 from parley.algorithms.base import AS_RUN, Algorithm, CodecSpec, Stepped
 from parley.algorithms.beer import BEER
 from parley.algorithms.central import Central
 from parley.algorithms.cga import CGA, Projection
 from parley.algorithms.choco import CHOCO, DifferenceGossip
+from parley.algorithms.clip import Clip
 from parley.algorithms.combinations import PARTS, compose, part_kind
 from parley.algorithms.compcga import CompCGA, CompressedProjection
 from parley.algorithms.compngc import CompNGC, CompressedClustering
@@ -20,6 +22,7 @@ from parley.algorithms.dmsgd import DMSGD
 from parley.algorithms.dpsgd import DPSGD
 from parley.algorithms.fedavg import FedAvg
 from parley.algorithms.gut import GUT
+from parley.algorithms.lion import Lion
 from parley.algorithms.momentumtracking import MomentumTracking
 from parley.algorithms.ngc import NGC, Clustering
 from parley.algorithms.parts import SGD, Gossip, Own, Part
@@ -27,6 +30,7 @@ from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
 from parley.algorithms.recipe import Named, Recipe, in_a_name, spelled
 from parley.algorithms.relaysgd import RelaySGD
+from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import SGP, PushSum
 from parley.algorithms.skewscout import SkewScout
 from parley.algorithms.sparsepush import SparsePush
@@ -50,9 +54,12 @@ __all__ = [
     "SGD",
     "SGP",
     "AdaGossip",
+    "Adam",
+    "AdamW",
     "AdaptiveGossip",
     "Algorithm",
     "Central",
+    "Clip",
     "Clustering",
     "CodecSpec",
     "CompCGA",
@@ -67,6 +74,7 @@ __all__ = [
     "Gossip",
     "GradientTracking",
     "Kind",
+    "Lion",
     "MomentumTracking",
     "Named",
     "Own",
@@ -77,6 +85,7 @@ __all__ = [
     "QuasiGlobal",
     "Recipe",
     "RelaySGD",
+    "SharpnessAware",
     "SkewScout",
     "SparsePush",
     "Stepped",
@@ -129,7 +138,10 @@ def name_of(recipe: Recipe) -> Named:
     if found := next(named, None):
         return found
     parts = dict(recipe.parts())
-    titles = [part.title or type(part).__name__ for part in in_a_name(recipe)]
+    made_of = in_a_name(recipe)
+    titles = [part.title or type(part).__name__ for part in made_of]
+    if not any(part.alone for part in made_of):
+        titles = [DPSGD.title, *titles]
     plain = Recipe(**{field: type(part)() for field, part in parts.items()})
     return Named(
         spelled(recipe), " + ".join(titles), plain, f"Put together from {', '.join(titles)}."

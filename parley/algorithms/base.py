@@ -145,6 +145,20 @@ WeightDecay = Annotated[
         description="λ: adds λx to the final gradient, at the point where that gradient is taken.",
     ),
 ]
+Decoupled = Annotated[
+    bool,
+    Field(
+        description="How weights decay. False: λx is added to the gradient. True: every step also "
+        "shrinks the model by ηλx, whatever becomes of the gradient."
+    ),
+]
+DecayOn = Annotated[
+    Literal["all", "weights"],
+    Field(
+        description="Which parameters decay: all of them, or only weights, which leaves out biases "
+        "and norms (every tensor with a single dimension)."
+    ),
+]
 Rate = Annotated[
     float,
     Field(
@@ -180,15 +194,8 @@ CodecSpec = Annotated[str, AfterValidator(_checked)]
 """How values are written on the wire: dense, fp16, sign, topk:0.01, …"""
 
 
-def descend(
-    rule: Any, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
-) -> tuple[Tensor, Tensor]:
-    """SGD with the momentum, Nesterov and weight decay of `rule`: step and new momentum.
-
-    The step is what is to be added to the models; `at_AD` is where the gradient was taken.
-    """
-    if rule.weight_decay:
-        g_AD = g_AD + rule.weight_decay * at_AD
+def descend(rule: Any, g_AD: Tensor, v_AD: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    """SGD with the momentum and Nesterov of `rule`: what to add to the models, new momentum."""
     if rule.nesterov:
         v_AD = torch.add(g_AD, v_AD, alpha=rule.momentum)
         return torch.add(g_AD, v_AD, alpha=rule.momentum).mul_(-lr), v_AD
@@ -206,5 +213,8 @@ class MomentumSGD(Algorithm):
     def descend(
         self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
     ) -> tuple[Tensor, Tensor]:
-        """The step to add to the models, and the new momentum."""
-        return descend(self, g_AD, at_AD, v_AD, lr)
+        """The step to add to the models, and the new momentum; `at_AD` is where the gradient was
+        taken."""
+        if self.weight_decay:
+            g_AD = g_AD + self.weight_decay * at_AD
+        return descend(self, g_AD, v_AD, lr)

@@ -1,7 +1,7 @@
 """Algorithms made of parts: a gradient rule, an update rule and an averaging rule.
 
     g  = gradient(x)        own, NGC's clusters or CGA's projection; as it is, or tracked
-    d  = update(g)          SGD with momentum, or quasi-global momentum
+    d  = update(g)          SGD with momentum, Adam, Lion or quasi-global momentum; g may be clipped
     x⁺ = average(x + d)     gossip, CHOCO, DeepSqueeze or AdaGossip; with push-sum or without
     x⁺ = average(x) + d     where the gradient needs the neighbours' models, or the mixed one, first
 
@@ -23,6 +23,7 @@ from parley.algorithms.parts import (
     MODELS,
     SGD,
     AveragingRule,
+    ClippingRule,
     Correction,
     Debias,
     Gossip,
@@ -36,7 +37,7 @@ from parley.errors import BadValue
 from parley.graphs import Property
 from parley.neighbourhood import Neighbourhood
 
-PARTS = ("update", "averaging", "gradient", "correction", "debias")
+PARTS = ("update", "averaging", "gradient", "correction", "clipping", "debias")
 """The fields of a recipe that hold parts, in the order in which their options are listed."""
 
 
@@ -66,6 +67,7 @@ class Recipe(Algorithm):
 
     gradient: SerializeAsAny[GradientRule] = Own()
     correction: SerializeAsAny[Correction] | None = None
+    clipping: SerializeAsAny[ClippingRule] | None = None
     update: SerializeAsAny[UpdateRule] = SGD()
     averaging: SerializeAsAny[AveragingRule] = Gossip()
     debias: SerializeAsAny[Debias] | None = None
@@ -106,7 +108,9 @@ class Recipe(Algorithm):
         g_AD, loss_A, gradient = self.gradient.apply(gradient, at_AD, x_I, hood, batch)
         if self.correction:
             g_AD, correction = self.correction.apply(correction, g_AD, hood, self.averaging)
-        d_AD, update = self.update.apply(update, g_AD, at_AD, lr)
+        if self.clipping:
+            g_AD = self.clipping.apply(g_AD)
+        d_AD, update = self.update.step(update, g_AD, at_AD, lr, hood)
         if not average_first:
             n_AD = n_AD + d_AD
             sent, averaging = self.averaging.send(averaging, n_AD, hood, MODELS)
@@ -231,7 +235,8 @@ class Recipe(Algorithm):
 
 def in_a_name(recipe: Recipe) -> list[Part]:
     """The parts that a recipe is named after: what goes without saying is left out."""
-    parts = (recipe.gradient, recipe.correction, recipe.update, recipe.averaging, recipe.debias)
+    gradient = (recipe.gradient, recipe.correction, recipe.clipping)
+    parts = (*gradient, recipe.update, recipe.averaging, recipe.debias)
     dense = recipe.averaging == Gossip(gamma=recipe.averaging.gamma)
     silent = (Own, SGD, Gossip) if dense else (Own, SGD)
     return [part for part in parts if part and type(part) not in silent] or [recipe.averaging]
@@ -239,7 +244,13 @@ def in_a_name(recipe: Recipe) -> list[Part]:
 
 def spelled(recipe: Recipe) -> str:
     """The words of those parts joined by ``+``."""
-    return "+".join(part.word or type(part).__name__.lower() for part in in_a_name(recipe))
+    parts = in_a_name(recipe)
+    words = [part.word or type(part).__name__.lower() for part in parts]
+    return "+".join(words if any(part.alone for part in parts) else [PLAIN, *words])
+
+
+PLAIN = "dpsgd"
+"""What stands in a name for everything that the other words say nothing about."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from parley.compute.engine import VmapEngine
 from parley.errors import BadValue
 from parley.graphs import Topology
 from parley.store.checkpoint import flat
-from tests import field_reference, reference, small
+from tests import field_reference, recipe_reference, reference, small
 
 STEPS = 20
 
@@ -95,6 +95,24 @@ FIELD: list[tuple[Algorithm, str]] = [
 ]
 """The other systems: on one graph each, in the order of their rows."""
 
+UPDATES: list[tuple[Algorithm, str]] = [
+    (build("dpsgd+adam", {"weight_decay": 0.1, "beta2": 0.9}), "random"),
+    (build("dpsgd+adamw", {"weight_decay": 0.1, "gamma": 0.5}), "irregular digraph"),
+    (build("dpsgd+lion", {"weight_decay": 0.1, "decay_on": "weights"}), "directed ring"),
+    (build("dpsgd+sam", {"rho": 0.2, "momentum": 0.9, "nesterov": True}), "star"),
+    (build("dpsgd+clip", {"clip": 0.1, "clip_by": "value"}), "random"),
+    (build("clip+qgm", {"clip": 0.3, "weight_decay": 0.1, "decoupled": True}), "random"),
+    (build("ngc+clip+adamw", {"alpha": 0.3, "clip": 0.5, "decay_on": "weights"}),
+     "irregular digraph"),
+    (build("ngc+lion", {}), "star"),
+    (build("adamw+choco", {"beta1": 0.8}), "random"),
+    (build("adam+push-sum", {}), "pushed digraph"),
+    (build("gossip+clip", {"momentum": 0.9, "weight_decay": 0.1, "decoupled": True,
+                           "decay_on": "weights"}), "directed ring"),
+]  # fmt: skip
+"""Recipes of other update rules, of SAM and of clipping."""
+COMPOSED = [algorithm for algorithm, _ in UPDATES]
+
 
 def irregular_digraph(weights: str = "auto") -> Topology:
     """Directed, of unequal degrees, with two-way and one-way edges."""
@@ -139,7 +157,7 @@ PAIRS += [
 ]
 PAIRS += [
     pytest.param(algorithm, (GRAPHS | FIELD_GRAPHS)[name], id=f"{algorithm.name}.{number}-{name}")
-    for number, (algorithm, name) in enumerate(FIELD)
+    for number, (algorithm, name) in enumerate([*FIELD, *UPDATES])
 ]
 
 
@@ -164,9 +182,11 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
     if algorithm.name not in reference.ALGORITHMS:
         problem = field_reference.Problem(
             task.start(), topology.weights, grad, accuracy, steps, small.rate,
-            list(task.sizes), options,
+            list(task.sizes), [len(shape) > 1 for shape in task.shapes], options,
         )  # fmt: skip
-        return [torch.stack(x) for x in field_reference.run(algorithm.name, problem)]
+        slow = recipe_reference if algorithm in COMPOSED else field_reference
+        return [torch.stack(x) for x in slow.run(algorithm.name, problem)]
+    assert (options.pop("decoupled"), options.pop("decay_on")) == (False, "all")
     if scope := options.pop("scope", None):
         options["per_tensor"] = task.sizes if scope == "tensor" else None
     if scale := options.pop("qp_scale", None):
@@ -195,7 +215,7 @@ def test_equals_the_loop_written_reference(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11, msg=f"step {step}")
 
 
-SYMMETRIC = [*CASES, *(case for case, name in FIELD if name == "random")]
+SYMMETRIC = [*CASES, *(case for case, name in [*FIELD, *UPDATES] if name == "random")]
 
 
 @pytest.mark.parametrize("algorithm", SYMMETRIC, ids=lambda a: a.name)
