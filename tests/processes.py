@@ -22,7 +22,7 @@ TIMING = ("seconds", "gradients_per_second", "peak_memory_mb")
 
 def process(target: Callable[..., Any], *arguments: Any) -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["parley.cli.app", "sklearn.datasets", "test_algorithms"])
+    context.set_forkserver_preload(["parley.cli.train", "parley.cli.compare", "sklearn.datasets"])
     made = context.Process(target=target, args=arguments)
     made.start()
     return made

@@ -41,7 +41,7 @@ def test_the_textbook_is_parley(rule: Rule) -> None:
 
 def test_one_process_each_is_the_textbook() -> None:
     # Forked from a server that has imported everything: quicker than three new interpreters.
-    multiprocessing.set_forkserver_preload(["parley.cli.app", "benchmarks.contestants"])
+    multiprocessing.set_forkserver_preload(["parley.cli.train", "benchmarks.contestants"])
     with Contestant("one process each", processes=3, start="forkserver") as contestant:
         for rule in RULES:
             case = small(rule, agents=3)

@@ -8,12 +8,7 @@ import typer
 
 from parley.errors import BadValue, ParleyError
 
-app = typer.Typer(rich_markup_mode="rich")
-
-
-@app.callback()
-def _one_command() -> None:
-    """Makes a group of it, as where the other commands are."""
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 
 @app.command()

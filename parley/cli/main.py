@@ -21,30 +21,20 @@ from parley.errors import BadValue, ParleyError, Stopped
 from parley.version import full_version
 from parley.watch import log
 
-APP = "parley.cli.app"
 COMMANDS = {
-    "demo": (APP, "See what it does, offline, in about a minute."),
-    "train": (APP, "Train one model among peers."),
-    "compare": (APP, "Run several algorithms with several seeds side by side."),
-    "tune": (
-        APP,
-        "Find learning rates by a small seeded search, with the same budget for every method.",
-    ),
-    "report": (APP, "One page about one or more runs, to look at and to send."),
-    "dash": (
-        "parley.cli.dash",
-        "Follow runs on a local web page, while they go on and afterwards.",
-    ),
-    "algorithms": (APP, "List the algorithms, or the options of one."),
-    "topology": (APP, "Check a graph: spectral gap, diameter, weights, and what a round costs."),
-    "data": (APP, "Look at a dataset and at who would hold what."),
-    "reproduce": (
-        APP,
-        "The tables and figures of the NGC paper: list them, run them, and see ours beside the "
-        "paper's.",
-    ),
+    "demo": "See what it does, offline, in about a minute.",
+    "train": "Train one model among peers.",
+    "compare": "Run several algorithms with several seeds side by side.",
+    "tune": "Find learning rates by a small seeded search, with the same budget for every method.",
+    "report": "One page about one or more runs, to look at and to send.",
+    "dash": "Follow runs on a local web page, while they go on and afterwards.",
+    "algorithms": "List the algorithms, or the options of one.",
+    "topology": "Check a graph: spectral gap, diameter, weights, and what a round costs.",
+    "data": "Look at a dataset and at who would hold what.",
+    "reproduce": "The tables and figures of the NGC paper: list them, run them, and see ours "
+    "beside the paper's.",
 }
-"""Where each command is, and the first sentence of its help."""
+"""Every command, with the first sentence of its help. Its module in this package has its name."""
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of a command that was stopped by Ctrl-C, and by SIGTERM."""
@@ -59,7 +49,7 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         # What the help, and the hint after a misspelt name, need of a command.
-        self.commands = {n: TyperCommand(n, help=said) for n, (_, said) in COMMANDS.items()}
+        self.commands = {n: TyperCommand(n, help=said) for n, said in COMMANDS.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All of them, in the order of the help."""
@@ -73,9 +63,8 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """A command, ready to be run."""
-    module = import_module(COMMANDS[name][0])
-    group: Any = typer.main.get_group(module.app)
-    command = group.commands[name]
+    command: Any = typer.main.get_command(import_module(f"parley.cli.{name}").app)
+    command.name = name
     _add_verbosity(command)
     return command
 

@@ -14,7 +14,10 @@ from parley.results.page import page
 from parley.results.pictures import pictures as draw_pictures
 from parley.results.read import read_all
 
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path],

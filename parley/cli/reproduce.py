@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
 from parley.cli.main import INTERRUPTED, TERMINATED
+from parley.cli.options import count
+from parley.cli.screen import screen
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Stopped
@@ -24,9 +25,6 @@ from parley.reproduce.theory import bounds
 from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.results.table import Table
 from parley.watch.log import console
-
-screen = Console()
-"""Stdout, for results."""
 
 
 class NameOrCommand(TyperGroup):
@@ -56,11 +54,7 @@ Json = Annotated[
 
 
 def _whole(name: str, value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not value.isdecimal() or int(value) < 1:
-        raise BadValue(name, value, "a whole number of at least 1")
-    return int(value)
+    return None if value is None else count(name, value)
 
 
 def _number(name: str, value: str | None, valid: str) -> float | None:

@@ -170,6 +170,31 @@ def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
     )
 
 
+def petersen(agents: int = 10, *, weights: Weights = "auto") -> Topology:
+    """The Petersen graph: ten agents, three neighbours each, nobody more than two steps away.
+
+    >>> petersen().degrees[0], nx.diameter(petersen().graph)
+    (3, 2)
+    """
+    return _named("petersen", nx.petersen_graph(), agents, weights)
+
+
+def dyck(agents: int = 32, *, weights: Weights = "auto") -> Topology:
+    """The Dyck graph: 32 agents, three neighbours each, nobody more than five steps away.
+
+    >>> dyck().degrees[0], nx.diameter(dyck().graph)
+    (3, 5)
+    """
+    return _named("dyck", nx.LCF_graph(32, [5, -5, 13, -13], 8), agents, weights)
+
+
+def _named(name: str, graph: nx.Graph[int], agents: int, weights: Weights) -> Topology:
+    if agents != len(graph):
+        because = f"the graph {name!r} has exactly {len(graph)} agents"
+        raise BadValue("agents", agents, f"{len(graph)}, or another topology", because)
+    return _undirected(name, agents, graph.edges, weights)
+
+
 def random_regular(
     agents: int, degree: int, seed: int = 0, *, weights: Weights = "auto"
 ) -> Topology:

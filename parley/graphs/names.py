@@ -23,11 +23,13 @@ from parley.graphs.families import (
     circulant,
     directed_exponential,
     directed_ring,
+    dyck,
     erdos_renyi,
     exponential,
     from_graph,
     full,
     hypercube,
+    petersen,
     random_regular,
     ring,
     spanning_tree,
@@ -40,19 +42,24 @@ from parley.graphs.files import from_file, schedule_from_file
 from parley.graphs.topology import Topology
 from parley.graphs.weights import Weights, is_auto
 
+NAMED_GRAPHS = {"petersen": 10, "dyck": 32}
+"""Graphs that exist for one number of agents only."""
+
 
 def stated_agents(spec: str) -> int | None:
     """How many agents a spec has by itself, if it says so.
 
     >>> stated_agents("torus:2x5"), stated_agents("spanning-tree:torus:3x3"), stated_agents("ring")
     (10, 9, None)
+    >>> stated_agents("dyck")
+    32
     """
     name, _, text = spec.strip().partition(":")
     if name == "spanning-tree":
         return stated_agents(text)
     if name in ("file", "schedule") or (name == "torus" and text):
         return parse(spec).agents
-    return None
+    return NAMED_GRAPHS.get(name)
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,8 @@ _FAMILIES: Mapping[str, _Family] = {
     "full": _plain("full", full),
     "star": _plain("star", star),
     "hypercube": _plain("hypercube", hypercube),
+    "petersen": _plain("petersen", petersen),
+    "dyck": _plain("dyck", dyck),
     "tree": _Family(
         "tree:2",
         int,
@@ -190,9 +199,12 @@ def _parse_text(spec: str, agents: int | None, weights: Weights, seed: int) -> T
     except ValueError:
         raise BadValue("topology", spec, family.example) from None
     if agents is None:
-        if not isinstance(arguments, tuple):
+        if isinstance(arguments, tuple):
+            agents = arguments[0] * arguments[1]  # torus:2x5 says it itself
+        elif name in NAMED_GRAPHS:
+            agents = NAMED_GRAPHS[name]
+        else:
             raise BadValue("agents", None, f"a number of agents for topology {spec!r}")
-        agents = arguments[0] * arguments[1]  # torus:2x5 says it itself
     return family.build(agents, arguments, seed, weights)
 
 

@@ -1,70 +1,18 @@
-"""Differences between runs of the same seeds, and what may be said of them.
-
-The same seed means the same first weights and the same batches, so runs are compared seed by seed.
-A difference is claimed only if its 95 % interval (paired t, over seeds) leaves out 0.
-
->>> told = Difference.of({0: 70.0, 1: 71.0, 2: 72.0}, {0: 75.0, 1: 76.5, 2: 76.0, 3: 10.0})
->>> str(told), told.seeds, told.sign
-('+4.83 ± 1.90', 3, 1)
->>> once = Difference.of({0: 70.0}, {0: 90.0})
->>> str(once), once.half, once.sign
-('+20.00', None, 0)
-"""
+"""What may be said about the paper's choices and its order of methods, seed by seed."""
 
 import itertools
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from scipy.special import stdtrit
-
 from parley.reproduce.presets import METHODS, choice_words, parse_variant
+from parley.results.paired import Difference
 from parley.training.record import value
 
 if TYPE_CHECKING:
     from parley.reproduce.collect import Result
 
 GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
-CONFIDENCE = 0.95
-
-
-class Difference(NamedTuple):
-    """By how much the second is above the first, in percentage points."""
-
-    mean: float
-    half: float | None
-    """Half the width of its interval; None with one seed, where there is none."""
-    seeds: int
-
-    @staticmethod
-    def of(first: Mapping[int, float], second: Mapping[int, float]) -> "Difference | None":
-        """Of values by seed; seeds that only one side has are left out."""
-        both = [second[seed] - first[seed] for seed in first if seed in second]
-        if not both:
-            return None
-        half, n = None, len(both)
-        if n > 1:
-            quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-            half = quantile * statistics.stdev(both) / math.sqrt(n)
-        return Difference(statistics.fmean(both), half, n)
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 if the interval leaves out 0, else 0: nothing may be claimed."""
-        if self.half is None or abs(self.mean) <= self.half:
-            return 0
-        return 1 if self.mean > 0 else -1
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.2f}" + ("" if self.half is None else f" ± {self.half:.2f}")
-
-    @property
-    def verdict(self) -> str:
-        """What may be said."""
-        if self.half is None:
-            return "one seed: no claim"
-        return {1: "**higher**", -1: "**lower**", 0: "not told apart"}[self.sign]
 
 
 def by_seed(result: "Result", name: str) -> dict[int, float]:
@@ -143,7 +91,7 @@ class Order(NamedTuple):
     @property
     def verdict(self) -> str:
         """Whether ours are in the paper's order."""
-        return {1: "as in the paper", -1: "**the other way round**", 0: "not told apart"}[
+        return {1: "as in the paper", -1: "**the other way round**", 0: "inconclusive"}[
             self.ours.sign
         ]
 

@@ -134,7 +134,7 @@ def order_claims(results: Sequence[Result]) -> list[str]:
         signs = [pair.ours.sign for pair in pairs]
         lines.append(
             f"- {group}: of {len(pairs)} pairs of methods {signs.count(1)} stand in the paper's "
-            f"order, {signs.count(-1)} the other way round, {signs.count(0)} not told apart"
+            f"order, {signs.count(-1)} the other way round, {signs.count(0)} inconclusive"
         )
     return lines
 

@@ -49,7 +49,7 @@ def layout(topology: Topology) -> Positions:
     """
     n = topology.agents
     match topology.name.partition(":")[0]:
-        case "ring" | "directed-ring" | "circulant" | "exponential" | "full":
+        case "ring" | "directed-ring" | "circulant" | "exponential" | "full" | "dyck":
             return circle(n)
         case "directed-exponential" | "one-peer-exponential" | "base" | "matchings":
             return circle(n)
@@ -57,6 +57,8 @@ def layout(topology: Topology) -> Positions:
             return _tree(n, int(topology.name.partition(":")[2]))
         case "star":
             return np.vstack([np.zeros((1, 2)), circle(n - 1)])
+        case "petersen":
+            return np.vstack([2 * circle(5), circle(5)])
         case "chain":
             return _snake(n)
         case "torus":

@@ -147,7 +147,7 @@ def test_directed_ring_has_its_closed_form_gap() -> None:
         ("ring", 10, 2), ("directed-ring", 10, 1), ("torus", 20, 4), ("torus:2x5", 10, 3),
         ("torus", 4, 2), ("circulant:1,5", 10, 3), ("circulant:1,5", 20, 4), ("full", 7, 6),
         ("hypercube", 16, 4), ("random-regular:3", 20, 3), ("exponential", 16, 7), ("ring", 2, 1),
-        ("ring", 1, 0),
+        ("ring", 1, 0), ("petersen", 10, 3), ("dyck", 32, 3),
     ],
 )  # fmt: skip
 def test_regular_graphs_have_their_degree_and_even_weights(
@@ -165,11 +165,20 @@ def test_regular_graphs_have_their_degree_and_even_weights(
     [
         ("ring", 10, 5), ("ring", 11, 5), ("directed-ring", 10, 9), ("chain", 10, 9),
         ("torus:4x5", 20, 4), ("full", 9, 1), ("star", 9, 2), ("hypercube", 32, 5), ("ring", 1, 0),
-        ("exponential", 16, 2), ("circulant:1,5", 10, 3),
+        ("exponential", 16, 2), ("circulant:1,5", 10, 3), ("petersen", 10, 2), ("dyck", 32, 5),
     ],
 )  # fmt: skip
 def test_diameters(spec: str, agents: int, diameter: int) -> None:
     assert parse(spec, agents).diameter == diameter
+
+
+def test_named_graphs_are_those_of_the_literature_and_know_their_size() -> None:
+    petersen, dyck = parse("petersen"), parse("dyck")
+    assert nx.is_isomorphic(petersen.graph.to_undirected(), nx.petersen_graph())
+    # The Dyck graph is the only cubic symmetric graph of 32 vertices; girth 6, bipartite.
+    assert (dyck.agents, nx.girth(dyck.graph.to_undirected())) == (32, 6)
+    assert nx.is_bipartite(dyck.graph.to_undirected())
+    assert nx.is_distance_regular(petersen.graph.to_undirected())
 
 
 def test_one_agent_is_alone_with_its_own_value() -> None:
@@ -476,6 +485,8 @@ def test_a_topology_passes_through_or_is_reweighted() -> None:
         ("torus:2x", 5, "topology", "torus:2x5"),
         ("torus:2x5", 12, "agents", "12 is not valid (topology 'torus:2x5' has 10 agents)"),
         ("hypercube", 12, "topology", "a power of two, such as 8 or 16"),
+        ("petersen", 12, "agents", "the graph 'petersen' has exactly 10 agents"),
+        ("dyck", 16, "agents", "valid: 32, or another topology"),
         ("random-regular:3", 5, "topology", "agents x degree even"),
         ("random-regular:9", 5, "topology", "a degree below 5"),
         ("random-regular:1", 6, "topology", "a degree of 2 or more"),

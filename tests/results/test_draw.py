@@ -77,6 +77,7 @@ def test_wrong_holdings_are_told(tmp_path: Path) -> None:
         ("ring", 1), ("ring", 2), ("directed-ring", 6), ("chain", 30), ("torus", 20),
         ("torus:2x5", 10), ("star", 8), ("star", 1), ("full", 12), ("hypercube", 64),
         ("erdos-renyi:0.3", 30), ("random-regular:3", 20), ("exponential", 100),
+        ("petersen", 10), ("dyck", 32),
     ],
 )  # fmt: skip
 def test_agents_have_a_place_and_a_number(

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from parley import BadValue, Experiment
 from parley.algorithms import ALGORITHMS
-from parley.cli import app as cli
 from parley.cli.main import main
+from parley.cli.screen import screen
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
 from parley.training.events import EpochDone, StepDone
@@ -209,7 +209,7 @@ def test_methods_are_compared_by_time_on_a_simulated_network(command):
 
 
 def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
-    monkeypatch.setattr(cli.screen, "_width", 80)
+    monkeypatch.setattr(screen, "_width", 80)
     code, out, _ = command("--algorithm ngc --seeds 1 --epochs 1 --parallel 1 --out one")
     assert code == 0 and "digits, 3 agents, ring, skew:1, 1 epoch, 1 seed" in out
     assert "±" not in out and "written to one: table.md" in out

@@ -1,0 +1,85 @@
+"""``parley data``: a dataset, and who would hold what."""
+
+import json
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from parley import data as datasets
+from parley.cli.flags import given_options, takes_experiment
+from parley.cli.options import Json, Picture, check_picture
+from parley.cli.screen import heading, screen
+from parley.experiment import Experiment
+from parley.results.holdings import partition_picture
+from parley.results.table import Table
+from parley.training.run import problem
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+
+@app.command("data")
+@takes_experiment("agents", "topology", "partition", "seed", "data_root")
+def show_data(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A dataset; without one, lists those known by name.",
+            metavar="NAME",
+            show_default=False,
+        ),
+    ] = None,
+    picture: Picture = None,
+    json_: Json = False,
+    **flags: Any,
+) -> None:
+    """Look at a dataset and at who would hold what.
+
+    [bold]parley data digits --agents 10 --partition dirichlet:0.3 --picture who.png[/bold]
+    """
+    if name is None:
+        known = {k: s.description for k, s in datasets.SOURCES.items()}
+        if json_:
+            print(json.dumps(known))
+            return
+        other = ("owner/name", "any image dataset of the hub, or a local folder of its layout")
+        shown = Table(["name", "what it is"], [*known.items(), other], frozenset({0, 1}))
+        screen.print(shown.terminal())
+        return
+    check_picture(picture)
+    asked = Experiment.of(**given_options(flags), data=name)
+    found = problem(asked)
+    classes = found.class_names
+    held = np.stack([np.bincount(s.targets, minlength=len(classes)) for s in found.samples])
+    shape = found.test.inputs.shape[1:]
+    if picture:
+        partition_picture(held, picture, classes)
+    if json_:
+        about = {
+            "data": name, "train": int(held.sum()), "test": len(found.test), "shape": list(shape),
+            "classes": classes, "agents": asked.agents, "partition": asked.partition,
+            "held": held.tolist(), "note": found.note,
+        }  # fmt: skip
+        print(json.dumps(about))
+        return
+    size = "×".join(map(str, shape))
+    title = f"{name}: {held.sum():,} training and {len(found.test):,} test samples, {size}"
+    heading(title)
+    screen.print(_holdings_table(held, classes).terminal())
+    if found.note:
+        screen.print(f"note: {found.note}", highlight=False)
+    if picture:
+        screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
+
+
+def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
+    """A column for each class, or where that is too wide a list of what each agent holds."""
+    wide = 14 + sum(2 + max(len(name), len(str(held.max()))) for name in classes) <= screen.width
+    rows = []
+    for agent, counts in enumerate(held):
+        cells = [str(count) if count else "·" for count in counts]
+        if not wide:
+            cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
+        rows.append([str(agent), *cells, str(counts.sum())])
+    headings = ["agent", *(classes if wide else ("holds",)), "all"]
+    return Table(headings, rows, frozenset({0}) if wide else frozenset({0, 1}))

@@ -1,0 +1,154 @@
+"""Flags for every field of an experiment and of the algorithms, made from the fields themselves."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from parley.algorithms import ALGORITHMS
+from parley.errors import BadValue, kind_of
+from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
+
+WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
+MEASURED, CARRIED_OUT = "What is measured", "How it is carried out"
+PANELS = dict.fromkeys(("evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
+PANELS |= dict.fromkeys(HOW, CARRIED_OUT)
+
+
+def _flag(
+    name: str,
+    help_: str,
+    panel: str | None,
+    kind: Any = str,
+    metavar: str = "TEXT",
+    spelled: str = "",
+) -> inspect.Parameter:
+    option = typer.Option(
+        spelled or "--" + name.replace("_", "-"),
+        help=help_,
+        metavar=metavar,
+        rich_help_panel=panel,
+        show_default=False,
+    )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=None, annotation=Annotated[kind | None, option])
+
+
+def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> inspect.Parameter:
+    """Its help is the sentence below the field, and `note`, by default the field's default. Its
+    value is text, for the experiment to check: flags and TOML get the same errors."""
+    sentences = [" ".join((field.description or "").split())]
+    if get_origin(field.annotation) is Literal:
+        sentences.append(f"One of {', '.join(get_args(field.annotation))}.")
+    if name == "algorithm":
+        sentences.append(f"One of {', '.join(ALGORITHMS)}. (default: {field.default.name})")
+    elif not note and isinstance(field.default, (int, float, str)) and name != "workers":
+        sentences.append(f"(default: {_shown(field.default)})")
+    help_ = " ".join([*sentences, note]).strip()
+    if field.annotation is bool:
+        words = name.replace("_", "-")
+        return _flag(name, help_, panel, bool, "", f"--{words}/--no-{words}")
+    metavars: dict[Any, str] = {int: "N", float: "NUMBER"}
+    return _flag(name, help_, panel, metavar=metavars.get(kind_of(field), "TEXT"))
+
+
+def _shown(default: object) -> str:
+    """A default as it would be typed."""
+    return str(default).lower() or "none"
+
+
+def _hyper_parameter(name: str) -> inspect.Parameter:
+    """The flag of what several algorithms may have, each with a default and a range of its own."""
+    having = {k: a.options()[name] for k, a in ALGORITHMS.items() if name in a.options()}
+    lacking = [key for key in ALGORITHMS if key not in having]
+    of_default: dict[str, list[str]] = {}
+    described: dict[str, list[FieldInfo]] = {}
+    for key, field in having.items():
+        of_default.setdefault(_shown(field.default), []).append(key)
+        described.setdefault(field.description or "", []).append(field)
+    groups = sorted(of_default.items(), key=lambda group: -len(group[1]))
+    usual = groups[0][0]
+    others = [f"{default} for {', '.join(keys)}" for default, keys in groups[1:]]
+    note = f"(default: {'; '.join([usual, *others])})"
+    if len(lacking) >= len(having):
+        note += f" Only {', '.join(having)}."
+    elif lacking:
+        note += f" Not {', '.join(lacking)}."
+    commonest = max(described.values(), key=len)[0]
+    return _flag_of(name, commonest, HYPER, note)
+
+
+TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-option", "dataset")}
+"""Fields that are tables: their flag, and what it is about."""
+
+
+def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
+    for name, field in Experiment.model_fields.items():
+        if name == "from_python":
+            continue  # nothing that a flag could give
+        if name in helps:
+            yield _flag(name, helps[name], PANELS.get(name, WHAT))
+        elif name in TABLES:
+            flag, what = TABLES[name]
+            help_ = f"An option of the {what}; may be repeated."
+            yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
+        else:
+            yield _flag_of(name, field, PANELS.get(name, WHAT))
+    for name in dict.fromkeys(n for a in ALGORITHMS.values() for n in a.options()):
+        yield _hyper_parameter(name)
+    help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
+    yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
+
+
+def takes_experiment(
+    *only: str, **helps: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command the flags of an experiment, all or those named, in place of ``**flags``.
+
+    `helps` are the words for those that mean something else to this command.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[:-1]
+        few = [_flag_of(name, Experiment.model_fields[name], None) for name in only]
+        flags = few or _experiment_flags(helps)
+        command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def given_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, as options of an experiment."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name, (flag, _) in TABLES.items():
+        if name in given:
+            given[name] = dict(_setting(pair, flag) for pair in given[name])
+    return given
+
+
+def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file says, with flags on top."""
+    options = on_top(read_file(file) if file else {}, given)
+    if missing := options.get("from_python"):
+        what = " and ".join(missing)
+        named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]
+        valid = ", or ".join(["the Python program that gave them", *named])
+        because = f"its {what} came from Python, and no file holds them"
+        raise BadValue("experiment", str(file), valid, because)
+    return options
+
+
+def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:
+    name, equals, value = pair.partition("=")
+    if not (name and equals and value):
+        raise BadValue(flag.replace("-", "_"), pair, "NAME=VALUE, for example hidden=64")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value

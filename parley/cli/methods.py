@@ -1,0 +1,82 @@
+"""Several methods at once, as ``parley compare`` and ``parley tune`` take them."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from parley.algorithms import find
+from parley.cli.flags import with_file
+from parley.errors import BadValue
+from parley.experiment import ALGORITHM_OPTIONS, Experiment
+from parley.sweep import compare as comparison
+from parley.sweep import field as whole_field
+from parley.sweep import tune as tuning
+from parley.watch.log import console
+
+log = logging.getLogger(__name__)
+
+
+def chosen_methods(
+    file: Path | None, given: dict[str, Any], algorithms: str | None, default: str
+) -> tuple[dict[str, Any], list[comparison.Method]]:
+    """What a file and flags say for all methods, and the methods with what is said for each."""
+    one = given.pop("algorithm", None)
+    if one and algorithms:
+        raise BadValue("algorithm", one, "either --algorithm or --algorithms")
+    options = with_file(file, given)
+    options.pop("algorithm", None)
+    methods = comparison.parse_algorithms(algorithms or one or default)
+    for name in ALGORITHM_OPTIONS:
+        if name in given and not any(name in find(m.name).options() for m in methods):
+            names = ", ".join(dict.fromkeys(method.name for method in methods))
+            because = f"none of {names} has it"
+            raise BadValue(name, given[name], "an option of one of the algorithms", because)
+    return options, methods
+
+
+def refuse_rates(given: dict[str, Any], methods: list[comparison.Method]) -> None:
+    """A learning rate that is asked for, where tuning would put another in its place."""
+    asked = [m.settings["lr"] for m in methods if "lr" in m.settings]
+    for rate in [given["lr"]] if "lr" in given else asked:
+        raise BadValue("lr", rate, "none, or no tuning", "tuning looks for it")
+
+
+def on_partitions(
+    methods: list[comparison.Method], options: dict[str, Any], names: str
+) -> dict[str, list[Experiment]]:
+    """Every method's experiment on each partition, on a graph that the method can use."""
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    fitting = []
+    for method in methods:
+        if "partition" in method.settings:
+            valid = "one partition for all methods, or several by --partitions"
+            raise BadValue("algorithms", f"{method.name}:partition=…", valid)
+        asked = method.experiment(options)
+        if "topology" in method.settings:
+            comparison.check_graph(asked)
+            one = asked
+        else:
+            one = whole_field.fitting(asked)
+        if asked.topology != one.topology:
+            where = f"{one.algorithm.label} runs on {one.topology}"
+            log.info("%s, for it cannot use %s", where, asked.topology)
+        fitting.append(one)
+    return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
+
+
+def run_tuning(
+    methods: list[comparison.Method],
+    by_partition: dict[str, list[Experiment]],
+    trials: int,
+    rates: tuple[float, float],
+    parallel: int,
+    out: Path,
+    resume: bool,
+) -> Path:
+    """Tunes every method on every partition, shows what was found, and returns its file."""
+    keys = [method.key for method in methods]
+    todo = [t for es in by_partition.values() for t in tuning.plan(es, trials, out, rates, keys)]
+    tuning.tune(todo, parallel, out, resume and out.exists())
+    path = tuning.write(todo, out)
+    console.print(tuning.table(todo).terminal())
+    return path

@@ -1,0 +1,40 @@
+"""What every command prints with: stdout for results, and a word on stderr when it is stopped."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from parley.cli.main import INTERRUPTED, TERMINATED
+from parley.cluster.rank import is_first
+from parley.errors import Stopped
+from parley.results.table import Table
+from parley.watch.log import console
+
+screen = Console()
+"""Stdout, for results."""
+
+
+def heading(text: str) -> None:
+    """A line above a table."""
+    screen.print(Text(text, "bold"), soft_wrap=True)
+
+
+def pairs(lines: Mapping[str, str]) -> Table:
+    """Names and values, without headings."""
+    return Table(["", ""], list(lines.items()), frozenset({0, 1}))
+
+
+@contextmanager
+def stoppable(out: Path) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) ends the command with a word on how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if is_first():
+            how = f"; to go on: the same command with --out {out} --resume" if out.is_dir() else ""
+            console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
+        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None

@@ -1,0 +1,125 @@
+"""``parley train``: one experiment, from flags and a file, in this process or several."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from parley.cli.flags import given_options, takes_experiment, with_file
+from parley.cli.options import File, Json, Log, Out, Resume, output_folder
+from parley.cli.screen import heading, pairs, screen, stoppable
+from parley.cluster import launch
+from parley.cluster.host import Host
+from parley.cluster.rank import is_first
+from parley.experiment import Experiment
+from parley.results.table import Table
+from parley.training.run import problem
+from parley.watch import trackers
+from parley.watch.progress import TrainingProgress
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+HERE = "What only this host knows"
+HostFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--host",
+        help="A TOML file with this host's own part: agents, and where their data lie.",
+        metavar="FILE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+AgentsHere = Annotated[
+    str | None,
+    typer.Option(
+        help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
+        "share of those nobody claims)",
+        metavar="LIST",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+DataHere = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An agent's own data: a folder, a hub id owner/name, or module:function; may be "
+        "repeated.",
+        metavar="AGENT=PLACE",
+        rich_help_panel=HERE,
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+@takes_experiment()
+def train(
+    file: File = None,
+    *,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    log: Log = None,
+    host: HostFile = None,
+    agents_here: AgentsHere = None,
+    data_here: DataHere = None,
+    **flags: Any,
+) -> None:
+    """Train one model among peers.
+
+    [bold]parley train --data digits --agents 10 --partition skew:1 --algorithm ngc[/bold]
+
+    [bold]parley train experiment.toml --seed 1 --out runs/mine[/bold]
+    (and after Ctrl-C the same with [bold]--resume[/bold])
+
+    [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
+    """
+    experiment = Experiment.of(**with_file(file, given_options(flags)))
+    part = Host.of(host, agents_here, data_here or ())
+    logged = trackers.parse(log)
+    out = output_folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
+    if "workers" not in experiment.model_fields_set:
+        experiment = experiment.replace(workers=launch.default_workers(experiment, out))
+    with (
+        stoppable(out),
+        TrainingProgress(experiment, is_first()) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
+        load = partial(problem, places=part.data)
+        outcome = launch.execute(experiment, load, out, resume, watch, part)
+    if outcome is None:
+        return
+    if json_:
+        print(json.dumps(outcome.summary))
+    else:
+        done = outcome.summary
+        heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
+        screen.print(_summary_table(done).terminal())
+
+
+def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
+    if absent := done.get("test_samples_absent", 0):
+        some = done["test_samples"]
+        return {"tested on": f"{some} of {some + absent} samples; the others' hosts are absent"}
+    return {}
+
+
+def _summary_table(done: dict[str, Any]) -> Table:
+    lines = {
+        "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
+        "accuracy, own models": f"{done['accuracy_own']:.2%} "
+        f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
+        "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+        **_part_of_test_samples(done),
+        "loss, averaged model": f"{done['loss']:.4f}",
+        "consensus distance": f"{done['consensus_distance']:.4g}",
+        "models sent per agent": f"{done['bytes_models'] / 1e6:.3f} MB",
+        "cross-gradients sent per agent": f"{done['bytes_cross_gradients'] / 1e6:.3f} MB",
+        "training time": f"{done['seconds']:.1f} s",
+        "sample gradients per second": f"{done['gradients_per_second']:,.0f}",
+        "peak memory": f"{done['peak_memory_mb']:.0f} MB",
+        "written to": done["out"],
+    }
+    return pairs({name: str(value) for name, value in lines.items()})
