@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -28,6 +28,8 @@ from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, Experiment
 from parley.graphs import Topology
+from parley.schedule import OWN
+from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
 from parley.training import run
@@ -128,6 +130,8 @@ def train(
     progress: bool = True,
     watch: Watcher | None = None,
     log: str | Sequence[str] = (),
+    on_epoch: OnEpoch | None = None,
+    on_record: OnRecord | None = None,
     **options: Any,
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
@@ -138,6 +142,11 @@ def train(
     on the training data of all. `loss` gives one value for each sample or their mean, as those of
     torch.nn do. Nothing is written unless `out` names a folder. `log` names
     trackers that receive the metrics (tensorboard, wandb, mlflow); they write into that folder.
+
+    `on_epoch` is called with the number of epochs made, after each of them, and `on_record` with
+    every record, both by the first worker only. The run ends, with its record, checkpoint and
+    summary, once one of them returns True. `lr_decay` and `gamma_decay` may also be functions
+    ``(epoch, epochs) -> factor``, which are asked in every step; `epoch` is then a fraction.
 
     >>> result = train(data="digits", algorithm="dpsgd", agents=4, epochs=1, progress=False)
     >>> result.summary["algorithm"], len(result.records), result.x_ND.shape[0]
@@ -170,6 +179,9 @@ def train(
         options.setdefault("agents", len(own_data))
     given = {"model": not isinstance(model, str), "data": own_data is not None}
     given["loss"] = loss is not cross_entropy
+    schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
+    options |= dict.fromkeys(schedules, OWN)
+    given |= dict.fromkeys(schedules, True)
     experiment = Experiment.of(
         **options,
         from_python=[name for name, is_own in given.items() if is_own],
@@ -188,6 +200,8 @@ def train(
     else:
         held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
         load = partial(_own_data, graph, build, loss, own_data, held_out)
+    if schedules:
+        load = partial(_with_schedules, load, schedules)
 
     if progress and not LOG.hasHandlers():
         show()  # notes beside the bar; whoever has set up logging gets them there
@@ -200,7 +214,8 @@ def train(
 
         where = Path(out) if out else None
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
-            outcome = launch.execute(experiment, load, where, resume, tell)
+            callbacks = Callbacks(on_epoch, on_record)
+            outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
     if outcome is None:
         raise SystemExit(0)  # a worker other than the first: its part is done
     return Result(
@@ -249,6 +264,12 @@ def _held_out(test: Any, like: Samples) -> Samples:
         because += f"{theirs.dtype} of shape {list(theirs.shape[1:])}"
         raise BadValue("test", type(test).__name__, valid, because)
     return samples
+
+
+def _with_schedules(
+    load: Load, schedules: dict[str, Any], experiment: Experiment, agents: Sequence[int]
+) -> Problem:
+    return replace(load(experiment, agents), **schedules)
 
 
 def _named_data(

@@ -21,15 +21,25 @@ from parley import algorithms, models
 from parley.algorithms import AS_RUN, Algorithm, Kind, Named
 from parley.errors import BadValue, first_error, unknown_name
 from parley.graphs import stated_agents
-from parley.schedule import parse_decay
+from parley.schedule import OWN, parse_schedule
+from parley.stopping import parse_stop
 
-ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.options()})
+ALGORITHM_OPTIONS = sorted({f for a in algorithms.WITH_OPTIONS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""
 
 VARIANTS = ("as-printed", "as-run")
 
-HOW = frozenset({"data_root", "workers", "engine", "device", "threads", "on_failure", "patience"})
+HOW = frozenset(
+    {
+        *("data_root", "workers", "engine", "device", "threads", "on_failure", "patience"),
+        *("checkpoint_every", "keep"),
+    }
+)
 """Fields that say how a run is carried out, not what it computes: they may change on resuming."""
+
+
+LENGTH = frozenset({"epochs", "stop_when"})
+"""Fields that say how long a run goes on: a run that is resumed may go on for longer."""
 
 
 class Experiment(BaseModel):
@@ -80,12 +90,19 @@ class Experiment(BaseModel):
     lr: float = Field(0.1, gt=0)
     """η, the learning rate."""
     lr_decay: str = "constant"
-    """constant, step (times 0.1 at 50 % and 75 % of the epochs), step:0.1,0.5,0.75, or
-    exponential:0.981 (after every epoch)."""
+    """How the learning rate changes: constant, step (times 0.1 at 50 % and 75 % of the epochs),
+    step:0.1,0.5,0.75, exponential:0.981 (after every epoch), cosine or linear (in every step, down
+    to 0 or to=0.01); each with a rise at the start, for example cosine:warmup=5."""
+    gamma_decay: str = "constant"
+    """How the averaging rate γ changes, spelled like lr_decay."""
     seed: int = Field(0, ge=0)
     """Everything random follows from it."""
     evaluate_every: int = Field(1, ge=1)
     """Epochs from one record to the next; the last epoch always has one."""
+    stop_when: str = ""
+    """Ends the run early, after the first record for which one of these holds: for example
+    accuracy>=0.9, loss:patience=5 (no better for 5 records), seconds>=600 or megabytes>=50, joined
+    by commas."""
     gossip_rounds: int = Field(51, ge=0)
     """Further gossip rounds before the accuracy "after gossip" is taken (51: as run)."""
     bias_norms: Literal["off", "printed", "run"] = "off"
@@ -115,7 +132,11 @@ class Experiment(BaseModel):
     """What the others do when a worker dies or falls silent: stop, or go on without it."""
     patience: float = Field(600.0, gt=0)
     """Seconds after which a worker that says nothing counts as gone, at the start too."""
-    from_python: tuple[Literal["model", "data", "loss"], ...] = ()
+    checkpoint_every: int = Field(1, ge=1)
+    """Epochs from one checkpoint to the next; the last epoch always has one."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints that are kept, the newest."""
+    from_python: tuple[Literal["model", "data", "loss", "lr_decay", "gamma_decay"], ...] = ()
     """What a Python program gave and no file can hold. Only that program can repeat the run."""
 
     @classmethod
@@ -159,8 +180,15 @@ class Experiment(BaseModel):
         return {"name": value.name, **value.settings()}
 
     @model_validator(mode="after")
-    def _decay_is_known(self) -> "Experiment":
-        parse_decay(self.lr_decay)
+    def _schedules_are_known(self) -> "Experiment":
+        for field in ("lr_decay", "gamma_decay"):
+            if field not in self.from_python:
+                parse_schedule(getattr(self, field), field)
+            elif getattr(self, field) != OWN:
+                raise BadValue(field, getattr(self, field), OWN, "a Python function was given")
+        if self.gamma_decay != "constant":
+            self.algorithm.with_rate(1.0)
+        parse_stop(self.stop_when)
         if self.start_agent >= self.agents:
             raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
         return self
@@ -181,9 +209,10 @@ class Experiment(BaseModel):
         return cls.of(**options)
 
     def same_as(self, other: "Experiment") -> list[str]:
-        """Fields in which what is computed differs; empty if one may resume the other."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return [name for name in mine if name not in HOW and mine[name] != theirs[name]]
+        """Fields in which what is computed differs; empty if one may resume the other, perhaps for
+        longer."""
+        mine, theirs, free = self.model_dump(), other.model_dump(), HOW | LENGTH
+        return [name for name in mine if name not in free and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":
         """The same with some options changed, as `on_top` does it."""

@@ -109,6 +109,10 @@ def run(name: str, p: Problem) -> list[Vectors]:
         if "clip" in words:
             g = [clipped(g_i, p.options) for g_i in g]
         d = [updates[i].step(g[i], x[i], eta) for i in range(p.n)]
+        if (k + 1) % p.options.get("local_steps", 1):  # nobody sends anything
+            x = [x[i] + d[i] / weight[i] for i in range(p.n)]
+            iterates.append(x)
+            continue
         new, weight = averaged(words, p, x, d, known, weight)
         for i in range(p.n):
             updates[i].learn(x[i], new[i], eta)

@@ -18,14 +18,19 @@ from parley.algorithms.compngc import CompNGC, CompressedClustering
 from parley.algorithms.d2 import D2
 from parley.algorithms.decentlam import DecentLaM
 from parley.algorithms.deepsqueeze import CompensatedGossip, DeepSqueeze
+from parley.algorithms.diloco import DiLoCo
 from parley.algorithms.dmsgd import DMSGD
 from parley.algorithms.dpsgd import DPSGD
+from parley.algorithms.exactdiffusion import ExactDiffusion
 from parley.algorithms.fedavg import FedAvg
 from parley.algorithms.gut import GUT
+from parley.algorithms.kgt import KGT
+from parley.algorithms.led import LED
 from parley.algorithms.lion import Lion
 from parley.algorithms.momentumtracking import MomentumTracking
 from parley.algorithms.ngc import NGC, Clustering
 from parley.algorithms.parts import SGD, Gossip, Own, Part
+from parley.algorithms.proxskip import ProxSkip
 from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
 from parley.algorithms.recipe import Named, Recipe, in_a_name, spelled
@@ -48,11 +53,14 @@ __all__ = [
     "DMSGD",
     "DPSGD",
     "GUT",
+    "KGT",
+    "LED",
     "NGC",
     "PARTS",
     "QGM",
     "SGD",
     "SGP",
+    "WITH_OPTIONS",
     "AdaGossip",
     "Adam",
     "AdamW",
@@ -69,7 +77,9 @@ __all__ = [
     "CompressedProjection",
     "DecentLaM",
     "DeepSqueeze",
+    "DiLoCo",
     "DifferenceGossip",
+    "ExactDiffusion",
     "FedAvg",
     "Gossip",
     "GradientTracking",
@@ -80,6 +90,7 @@ __all__ = [
     "Own",
     "Part",
     "Projection",
+    "ProxSkip",
     "PushSum",
     "Quantized",
     "QuasiGlobal",
@@ -110,9 +121,16 @@ ALGORITHMS: dict[str, Kind] = {
         *(GradientTracking, MomentumTracking, RelaySGD),
         *(Quantized, CHOCO, DeepSqueeze, AdaGossip, BEER),
         *(SGP, SparsePush),
+        *(KGT, ExactDiffusion, LED, ProxSkip, DiLoCo),
         *(SwarmSGD, SkewScout, FedAvg, Central),
     )
 }
+
+
+WITH_OPTIONS: dict[str, Kind] = ALGORITHMS | {
+    word: compose(word) for word in PARTS if word not in ALGORITHMS
+}
+"""All that has hyper-parameters: the algorithms, and the parts that are in none of them."""
 
 
 def find(name: str) -> Kind:
@@ -161,9 +179,11 @@ def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
     """The algorithm of that kind with those hyper-parameters; what is wrong with them in words."""
     known = kind.options()
     for option in options.keys() - known.keys():
-        having = [name for name, other in ALGORITHMS.items() if option in other.options()]
+        having = [name for name, other in WITH_OPTIONS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
         because = f"{kind.name} has no such option" + (f", {', '.join(few)} have" if few else "")
+        if option == "local_steps" and kind.no_local_steps:
+            because = kind.no_local_steps
         raise BadValue(option, options[option], ", ".join(known), because)
     try:
         return kind(**options)

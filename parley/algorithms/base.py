@@ -60,6 +60,8 @@ class Algorithm(BaseModel, ABC):
     """What the mixing weights must be."""
     static: ClassVar[bool] = False
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
+    no_local_steps: ClassVar[str] = ""
+    """Why it cannot take several steps from one averaging to the next, if it has no such option."""
 
     @classmethod
     def options(cls) -> dict[str, FieldInfo]:
@@ -99,6 +101,20 @@ class Algorithm(BaseModel, ABC):
     def gossip_rate(self) -> float:
         """The rate of the further gossip rounds after which models are also tested."""
         return float(getattr(self, "gamma", 1.0))
+
+    @property
+    def round_steps(self) -> int:
+        """Steps after which models are as averaged as they get; records are taken only then."""
+        return 1
+
+    def with_rate(self, factor: float) -> "Algorithm":
+        """The same at another averaging rate, γ times `factor`."""
+        if "gamma" not in type(self).model_fields or self.static:
+            having = "has no gamma" if not self.static else "needs the same weights in all steps"
+            raise BadValue(
+                "gamma_decay", self.name, "constant for this algorithm", f"{self.name} {having}"
+            )
+        return self.model_copy(update={"gamma": self.gossip_rate * factor})
 
     def check(self, topology: Topology) -> None:
         """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
@@ -168,6 +184,7 @@ Rate = Annotated[
         "neighbourhood's mean.",
     ),
 ]
+LocalSteps = Annotated[int, Field(ge=1, description="τ, the steps from one averaging to the next.")]
 GradientAt = Annotated[
     Literal["own", "mixed"],
     Field(

@@ -18,7 +18,13 @@ from pydantic import Field, SerializeAsAny, model_validator
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, GradientAt, Stepped, choices_as_run
+from parley.algorithms.base import (
+    Algorithm,
+    GradientAt,
+    LocalSteps,
+    Stepped,
+    choices_as_run,
+)
 from parley.algorithms.parts import (
     MODELS,
     SGD,
@@ -72,6 +78,7 @@ class Recipe(Algorithm):
     averaging: SerializeAsAny[AveragingRule] = Gossip()
     debias: SerializeAsAny[Debias] | None = None
     gradient_at: GradientAt = "own"
+    local_steps: LocalSteps = 1
     called: Any = Field(None, exclude=True, repr=False)
     """The `Named` that made it; otherwise the parts tell the name."""
 
@@ -89,6 +96,8 @@ class Recipe(Algorithm):
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration. The order of calls is also that of messages: nothing is waited for
         before whatever can be computed without it has been."""
+        if (batch.step + 1) % self.local_steps:
+            return self._alone(state, hood, batch, lr)
         x_AD, gradient, correction, update, averaging, debias = state
         n_AD, by_I1 = x_AD, None
         if self.debias:
@@ -124,6 +133,41 @@ class Recipe(Algorithm):
         update = self.update.settle(update, x_AD, new_AD, lr)
         return Stepped(State(new_AD, gradient, correction, update, averaging, debias), loss_A)
 
+    def _alone(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+        """A local step: nobody sends anything."""
+        x_AD = state.x_AD
+        g_AD, loss_A, gradient = self.gradient.apply(state.gradient, x_AD, None, hood, batch)
+        if self.clipping:
+            g_AD = self.clipping.apply(g_AD)
+        d_AD, update = self.update.step(state.update, g_AD, x_AD, lr, hood)
+        new_AD = self.debias.local(state.debias, x_AD, d_AD) if self.debias else x_AD + d_AD
+        return Stepped(state._replace(x_AD=new_AD, gradient=gradient, update=update), loss_A)
+
+    @property
+    def round_steps(self) -> int:
+        """Models are averaged after τ steps."""
+        return self.local_steps
+
+    def with_rate(self, factor: float) -> "Recipe":
+        """The same at another averaging rate, γ times `factor`."""
+        gamma = self.averaging.gamma * factor
+        averaging = self.averaging.model_copy(update={"gamma": gamma})
+        return self.model_copy(update={"averaging": averaging})
+
+    @property
+    def no_local_steps(self) -> str:  # type: ignore[override]
+        """Why it cannot take several steps from one averaging to the next, if it cannot."""
+        if self.gradient.looks_around:
+            word = self.gradient.word
+            return f"{word} takes gradients at the neighbours' models, which every step has to send"
+        if self.correction:
+            return "tracked gradients are sent in every step; kgt tracks them over local steps"
+        if self.update.learns_from_averages:
+            return f"the momentum of {self.update.word} follows each averaging"
+        if self.gradient_at == "mixed":
+            return "gradient_at=mixed averages before each step"
+        return ""
+
     def parts(self) -> Iterator[tuple[str, Part]]:
         """The parts that are there, by field."""
         return ((field, part) for field in PARTS if (part := getattr(self, field)) is not None)
@@ -133,6 +177,8 @@ class Recipe(Algorithm):
         found: dict[str, Any] = {}
         if not given or "gradient_at" in self.model_fields_set:
             found["gradient_at"] = self.gradient_at
+        if not given or "local_steps" in self.model_fields_set:
+            found["local_steps"] = self.local_steps
         for _, part in self.parts():
             found |= part.model_dump(exclude_unset=given)
         return found
@@ -201,7 +247,7 @@ class Recipe(Algorithm):
         return hash(self._made_of())
 
     def _made_of(self) -> tuple[Any, ...]:
-        return (*(getattr(self, field) for field in PARTS), self.gradient_at)
+        return (*(getattr(self, field) for field in PARTS), self.gradient_at, self.local_steps)
 
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
@@ -230,6 +276,8 @@ class Recipe(Algorithm):
         if self.gradient_at == "mixed" and (not plain or self.correction or self.debias):
             because = f"{spelled(self)} takes its gradients at the own model and then averages"
             raise BadValue("gradient_at", "mixed", "own", because)
+        if self.local_steps > 1 and (because := self.no_local_steps):
+            raise BadValue("local_steps", self.local_steps, "1", because)
         return self
 
 
@@ -280,6 +328,11 @@ class Named:
         """Whether the graph must not change."""
         return self.recipe.static
 
+    @property
+    def no_local_steps(self) -> str:
+        """Why it cannot take several steps from one averaging to the next, if it cannot."""
+        return self.recipe.no_local_steps
+
     def options(self) -> dict[str, FieldInfo]:
         """The hyper-parameters by name: what flags, TOML keys and help are made from."""
         found: dict[str, FieldInfo] = {}
@@ -289,6 +342,8 @@ class Named:
                 found[name] = info if value == info.default else _with_default(info, value)
             if field == "averaging":
                 found["gradient_at"] = Recipe.model_fields["gradient_at"]
+                if not self.no_local_steps:
+                    found["local_steps"] = Recipe.model_fields["local_steps"]
         return {name: info for name, info in found.items() if name not in self.without}
 
     def about(self) -> str:
@@ -305,7 +360,7 @@ class Named:
         for field, part in self.recipe.parts():
             mine = {k: v for k, v in options.items() if k in type(part).model_fields}
             parts[field] = type(part)(**part.model_dump(exclude_unset=True) | mine)
-        own = {k: v for k, v in options.items() if k == "gradient_at"}
+        own = {k: v for k, v in options.items() if k in ("gradient_at", "local_steps")}
         return Recipe(**parts, **own, called=self)
 
     def as_run(self, **options: Any) -> Recipe:

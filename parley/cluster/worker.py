@@ -27,11 +27,13 @@ from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
+from parley.stopping import Callbacks
 from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.store.journal import Journal
 from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
+from parley.training.pace import last_step
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.placement import Placement
@@ -64,6 +66,8 @@ class Assignment:
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
     """The agents that this host has claimed; None: a share of those that nobody claims."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """What worker 0 asks whether to go on."""
     version: str = field(default_factory=handshake.code)
     """What code this is. Workers that this process starts have its word for it: they are made of
     the same files, whatever has been committed since."""
@@ -138,7 +142,8 @@ class Worker:
         held = holdings(self.problem, hosted, experiment.agents, lobby)
         self.agents = describe(self.problem, held)
         if self.council and self.resume:
-            self.position = Position.saved(assignment.out, hosted, self.steps_per_epoch)
+            end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
+            self.position = Position.saved(assignment.out, hosted, end_of)
 
     def _introduce(self) -> list[int]:
         """The agents hosted here; says those of the whole host."""
@@ -179,8 +184,15 @@ class Worker:
         placement = Placement(graph, seats, board.rank, numbers)
         transport: Transport = Local(placement) if board.store is None else Processes(placement)
         problem = replace(self.problem, topology=graph)
+        callbacks = self.assignment.callbacks
         run = Run(
-            self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
+            self.experiment,
+            problem,
+            transport,
+            self.task,
+            self.steps_per_epoch,
+            self.test_samples,
+            callbacks if board.rank == 0 else callbacks.silent(),
         )
         first = roster.generation == 0
         with Journal(self.assignment.out, board) as journal:

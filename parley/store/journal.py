@@ -21,6 +21,9 @@ from parley.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 
+LARGE = 1e9
+"""Bytes of a checkpoint of which the user is told."""
+
 
 class Board(Protocol):
     """Where the workers of a run tell each other something: a `Noticeboard`."""
@@ -50,6 +53,7 @@ class Journal:
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
         self._holding = ExitStack()
+        self._warned = False
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +85,7 @@ class Journal:
             if first and not self.locked and is_held(self.folder.path):
                 raise self._taken()
             self.folder.check(run.experiment, resume, run.files)
+            self.folder.extend(run.experiment)
             self.folder.create(run.experiment, run.files)
         self.board.share("create", True)
 
@@ -98,8 +103,8 @@ class Journal:
         records = self.folder.records() if self.keeper else []
         self.epoch = checkpoint.newest(path, transport)
         newer = max(self.board.share("epochs", max(checkpoint.epochs_present(path), default=0)))
-        if newer > self.epoch + 1:
-            # Workers write at most one epoch apart, unless some went on without others.
+        if newer > self.epoch + run.experiment.checkpoint_every:
+            # Workers write at most one checkpoint apart, unless some went on without others.
             raise ParleyError(
                 f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last of "
                 "all; --on-failure heal lets each go on from its own checkpoint"
@@ -109,12 +114,17 @@ class Journal:
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
+        records = [r for r in records if r["epoch"] <= self.epoch]
+        if run.experiment.epochs > self.epoch and not run.stop.reason(records):
+            # The last epoch of a run that now goes on for longer was measured for being the last.
+            records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
         if self.keeper:
             records = self.folder.rewind(records, self.epoch)
         # The first worker need not be where it was before: all know what some keeper knows.
         self.records = max(self.board.share("records", records), key=len)
         if self.keeper and len(records) < len(self.records):
             self.folder.rewind(self.records, self.epoch)
+        run.records = list(self.records)
         meet(transport)
 
     def save(self, run: Run, event: EpochDone) -> None:
@@ -128,12 +138,22 @@ class Journal:
             return
         if self.keeper and event.record:
             self.folder.append(event.record)
-        path = self.folder.path
+        path, how = self.folder.path, run.experiment
+        if event.epoch % how.checkpoint_every and not run.is_over:
+            return
         checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
         meet(run.transport)
         log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
-        checkpoint.prune(path, event.epoch)
+        checkpoint.prune(path, event.epoch, how.keep)
+        size = checkpoint.size(path, event.epoch)
+        if self.keeper and size > LARGE and not self._warned:
+            self._warned = True
+            log.warning(
+                "checkpoints are large: %.1f GB each, and %d are kept in %s; --checkpoint-every "
+                "writes them less often, --keep 1 keeps only the newest",
+                *(size / 1e9, how.keep, path),
+            )
 
     def note(self, event: dict[str, Any]) -> None:
         """One more line on who takes part."""
@@ -157,7 +177,7 @@ class Journal:
 
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
         """The summary, written where records are kept."""
-        summary = summarise(run.experiment, self.last(run), self.out)
+        summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
         if self.folder and self.keeper:
             self.folder.write_once(CONFUSION, confusion)
             self.folder.finish(summary)
@@ -178,7 +198,9 @@ def meet(transport: Transport) -> None:
     transport.sum(torch.zeros(1))
 
 
-def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
+def summarise(
+    experiment: Experiment, last: Record, out: Path | None, stopped: str = ""
+) -> dict[str, Any]:
     """The last record and what it is the record of, as one flat object."""
     return {
         "algorithm": experiment.algorithm.name,
@@ -189,7 +211,8 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "topology": experiment.topology,
         "partition": experiment.partition,
         "seed": experiment.seed,
-        "epochs": experiment.epochs,
+        "epochs": last["epoch"],
+        **({"stopped": stopped} if stopped else {}),
         **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
         "out": str(out) if out else None,
     }

@@ -132,7 +132,9 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.failure is not None or RunFolder(self.out).summary() is not None
+        folder = RunFolder(self.out)
+        complete = folder.summary() is not None and not folder.goes_on_for(self.experiment)
+        return self.failure is not None or complete
 
 
 def jobs(
@@ -278,6 +280,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 def _problem_of(experiment: Experiment) -> str:
     """What of an experiment decides on its data, its network and its graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
+    apart |= {"gamma_decay", "stop_when", "checkpoint_every", "keep"}
     return experiment.model_dump_json(exclude=apart)
 
 

@@ -19,6 +19,8 @@ from parley.algorithms import (
     DMSGD,
     DPSGD,
     GUT,
+    KGT,
+    LED,
     NGC,
     QGM,
     SGP,
@@ -29,9 +31,12 @@ from parley.algorithms import (
     CompNGC,
     DecentLaM,
     DeepSqueeze,
+    DiLoCo,
+    ExactDiffusion,
     FedAvg,
     GradientTracking,
     MomentumTracking,
+    ProxSkip,
     Quantized,
     RelaySGD,
     SkewScout,
@@ -89,6 +94,12 @@ FIELD: list[tuple[Algorithm, str]] = [
     (SkewScout(travels=2, tolerance=0.3, longest=4), "random"),
     (FedAvg(local_steps=3), "star"),
     (Central(momentum=0.9), "irregular digraph"),
+    (KGT(local_steps=3, weight_decay=0.01), "irregular digraph"),
+    (KGT(local_steps=4, outer_lr=0.7, gamma=0.5), "random"),
+    (ExactDiffusion(weight_decay=0.01), "random"),
+    (LED(local_steps=3), "star"),
+    (ProxSkip(local_steps=3, weight_decay=0.01), "random"),
+    (DiLoCo(local_steps=5, weight_decay=0.1), "random"),
     (build("ngc+qgm", {"alpha": 0.3}), "random"),
     (build("compngc+choco", {"alpha": 0.5, "scope": "tensor"}), "random"),
     (build("ngc+push-sum", {"alpha": 0.3, "gamma": 0.5}), "pushed digraph"),
@@ -109,8 +120,12 @@ UPDATES: list[tuple[Algorithm, str]] = [
     (build("adam+push-sum", {}), "pushed digraph"),
     (build("gossip+clip", {"momentum": 0.9, "weight_decay": 0.1, "decoupled": True,
                            "decay_on": "weights"}), "directed ring"),
+    (DPSGD(local_steps=3, momentum=0.9), "irregular digraph"),
+    (CHOCO(local_steps=3), "random"),
+    (build("gossip+push-sum", {"local_steps": 4, "momentum": 0.5}), "pushed digraph"),
+    (build("dpsgd+sam+adamw", {"local_steps": 3}), "directed ring"),
 ]  # fmt: skip
-"""Recipes of other update rules, of SAM and of clipping."""
+"""Recipes of other update rules, of SAM and of clipping; and with local steps."""
 COMPOSED = [algorithm for algorithm, _ in UPDATES]
 
 
@@ -179,7 +194,7 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
         return float((answers == batch.targets[agent, :n]).double().mean())
 
     options: dict[str, Any] = algorithm.settings()
-    if algorithm.name not in reference.ALGORITHMS:
+    if algorithm.name not in reference.ALGORITHMS or options.get("local_steps", 1) > 1:
         problem = field_reference.Problem(
             task.start(), topology.weights, grad, accuracy, steps, small.rate,
             list(task.sizes), [len(shape) > 1 for shape in task.shapes], options,
@@ -187,6 +202,7 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
         slow = recipe_reference if algorithm in COMPOSED else field_reference
         return [torch.stack(x) for x in slow.run(algorithm.name, problem)]
     assert (options.pop("decoupled"), options.pop("decay_on")) == (False, "all")
+    assert options.pop("local_steps", 1) == 1
     if scope := options.pop("scope", None):
         options["per_tensor"] = task.sizes if scope == "tensor" else None
     if scale := options.pop("qp_scale", None):
