@@ -12,7 +12,7 @@ CORES ?= auto
 	$(PYTHON) -m venv .venv
 	touch $@
 
-# Installed anew only when what it depends on changes. What the demo needs:
+# Reinstalled only when its dependencies change. What the demo needs:
 .venv/demo: .venv/made pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
@@ -33,7 +33,7 @@ check: .venv/installed
 test: .venv/installed
 	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
-# The fast half on every Python that is at hand, each with an environment of its own.
+# The fast half on every available Python, each with its own environment.
 test-pythons:
 	@for version in 3.11 3.12 3.13; do \
 	  command -v python$$version > /dev/null && python$$version -c '' 2> /dev/null || { echo "python$$version is not here"; continue; }; \

@@ -1,4 +1,4 @@
-"""How long does averaging in a fixed order take, beside the matrix product that it replaced?
+"""How long does averaging in a fixed order take, compared with the matrix product it replaced?
 
     python -m benchmarks.average            measures, and writes benchmarks/average.json
 
@@ -33,7 +33,7 @@ CASES = {
 }
 SECONDS, TURNS = 0.05, 15
 DENSE = 1 / 16
-"""Least share of entries of W that are not zero for the product to be a dense one."""
+"""Smallest share of nonzero entries of W for which the product is dense."""
 
 
 def in_order(topology: Topology) -> Callable[[Tensor], Tensor]:
@@ -57,7 +57,7 @@ def product(topology: Topology) -> Callable[[Tensor], Tensor]:
 
 
 def seconds(average: Callable[[Tensor], Tensor], x_AD: Tensor) -> float:
-    """Of one call, over as many as fill `SECONDS`."""
+    """Seconds per call, over as many calls as fill `SECONDS`."""
     calls, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS or not calls:
         average(x_AD)
@@ -78,7 +78,7 @@ def measure(name: str) -> dict[str, object]:
 
 def main() -> None:
     assert kernels.available(), kernels.reason()
-    # Each in a process of its own: what one leaves of the heap changes the next one's page faults.
+    # Each in its own process: the heap that one leaves behind changes the next one's page faults.
     spawn = multiprocessing.get_context("spawn")
     found = {}
     for name in CASES:

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def pass_length(self) -> int:
-        """Steps in which an agent passes over its samples once."""
+        """The steps an agent needs for one pass over its samples."""
         return -(-self.samples // self.batch)
 
     @property
@@ -67,7 +67,7 @@ class Case:
         return ring(self.agents)
 
     def start(self) -> nn.Module:
-        """The model from which every agent starts, drawn as Parley draws it."""
+        """The model from which every agent starts, initialised as Parley does."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self._build()().to(getattr(torch, self.dtype))
@@ -77,13 +77,13 @@ class Case:
         return partial(models.build, self.model, self.shape, CLASSES, **options)
 
     def transform(self) -> Transform:
-        """As the paper has it: colour images are flipped and cropped, others are not."""
+        """As in the paper: colour images are flipped and cropped, others are not."""
         channels, *_ = self.shape
         half = (0.5,) * channels
         return Transform(half, half, *((True, 4) if channels == 3 else (False, 0)))
 
     def samples_of(self, agent: int) -> Samples:
-        """An agent's own images: some classes only, each a pattern of its own under noise."""
+        """An agent's own images: only some classes, each a distinct pattern with noise."""
         rng = np.random.default_rng([self.seed, agent])
         own = [c for c in range(CLASSES) if c % self.agents == agent] or [agent % CLASSES]
         targets = rng.choice(own, self.samples)
@@ -100,7 +100,7 @@ class Case:
         return Problem(self.topology(), self._build(), own, test, self.transform(), names)
 
     def experiment(self, workers: int, threads: int = 1) -> Experiment:
-        """What is asked of Parley."""
+        """The experiment that Parley runs."""
         algorithm, options = {
             "dpsgd": ("dpsgd", {}),
             "ngc0": ("ngc", {"alpha": 0.0}),
@@ -125,7 +125,7 @@ class Case:
         )
 
     def gradients(self) -> int:
-        """Gradients of one batch that a step needs: one an agent, and one an edge of the ring."""
+        """Batch gradients that a step needs: one per agent, and one per edge of the ring."""
         return self.agents * (1 if self.rule == "dpsgd" else 3)
 
     def flops(self) -> int:
@@ -160,7 +160,7 @@ def gradient_flops(model: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def every_case() -> list[Case]:
-    """All configurations, those with as many agents together."""
+    """All configurations, grouped by number of agents."""
     paper = [
         Case(rule, model, agents)
         for agents in (5, 10, 20)

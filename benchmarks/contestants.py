@@ -46,8 +46,9 @@ class Parley:
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
         from parley.training.events import Started
         from parley.training.run import Run
+        from parley.wire.local import Local
         from parley.wire.placement import spread
-        from parley.wire.transport import Local, Processes
+        from parley.wire.processes import Processes
 
         placement = spread(case.topology(), workers, rank)
         problem = case.problem(placement.agents)
@@ -80,7 +81,7 @@ def player(kind: str, case: Case, threads: int = 1) -> Player:
 
 
 def _serve(pipe: Connection, kind: str, threads: int, rank: int, processes: int, port: int) -> None:
-    """A child: obeys until it is told to stop or the parent is gone."""
+    """A child process: obeys commands until it is told to stop or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     if processes > 1:
@@ -114,14 +115,14 @@ class _Child:
         self.player: Player | None = None
 
     def load(self, case: Case) -> tuple[float, float]:
-        """Sets a case up; from when to when."""
+        """Sets up a case; returns start and end time."""
         self.player = None
         gc.collect()
         made = partial(player, self.kind, case, self.threads)
         return self._timed(lambda: setattr(self, "player", made()))
 
     def steps(self, n: int) -> tuple[float, float]:
-        """Makes n steps; from when to when."""
+        """Takes n steps; returns start and end time."""
         step = self._loaded().step
 
         def make() -> None:
@@ -141,7 +142,7 @@ class _Child:
     def shares(self, n: int) -> dict[str, float]:
         """How much of Parley's time goes into codec and projection, over n steps.
 
-        In the processor's time, which leaves out when other programs had their turn.
+        In processor time, which excludes time spent on other programs.
         """
         with _stopwatches() as seconds:
             started = time.process_time()
@@ -271,13 +272,13 @@ class Contestant:
         self.close()
 
     def ask(self, command: str, *arguments: Any) -> list[Any]:
-        """Gives a command to all processes; their answers."""
+        """Sends a command to all processes; returns their answers."""
         for _, pipe in self._members:
             pipe.send((command, arguments))
         return self._answers()
 
     def seconds(self, command: str, *arguments: Any) -> float:
-        """How long a command takes that tells when it began and ended."""
+        """The duration of a command that returns its start and end time."""
         starts, ends = zip(*self.ask(command, *arguments), strict=True)
         return float(max(ends) - min(starts))
 

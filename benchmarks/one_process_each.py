@@ -1,4 +1,4 @@
-"""The rules with one process for each agent, which is how the paper's authors run them.
+"""The rules with one process per agent, which is how the paper's authors run them.
 
 Neighbours send models and gradients as flat float32 tensors over gloo, and compute while they
 wait. The arithmetic inside an agent is the textbook's. As in the authors' code, what is compressed
@@ -71,7 +71,7 @@ class OneProcessEach:
         return _swap(dict.fromkeys(self.me.neighbours, x), self._x, MODELS)
 
     def _reply(self, cross: dict[int, Tensors]) -> dict[int, Tensors]:
-        """Sends each neighbour the gradient of its model; returns what comes back for the own."""
+        """Sends each neighbour the gradient of its model; returns those for this agent's model."""
         flat = {j: torch.cat([part.flatten() for part in g]) for j, g in cross.items()}
         _finish(_swap(flat, self._g, GRADIENTS))
         return {j: self._parts(g) for j, g in self._g.items()}
@@ -86,7 +86,7 @@ class OneProcessEach:
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def models(self) -> Tensor:
-        """The own parameters, [1, D]."""
+        """This agent's parameters, [1, D]."""
         return parameters_to_vector(self.me.parameters).detach()[None]
 
 

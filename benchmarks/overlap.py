@@ -1,4 +1,4 @@
-"""What it is worth that messages are under way while gradients are computed.
+"""How much is gained by sending messages while gradients are computed.
 
     python -m benchmarks.overlap            measures, prints and writes benchmarks/overlap.json
 
@@ -30,7 +30,7 @@ from parley.data import Batches, Samples, Transform
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.placement import spread
-from parley.wire.transport import Processes
+from parley.wire.processes import Processes
 from tests import namespaces
 
 HOSTS = 3

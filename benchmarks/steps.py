@@ -2,13 +2,13 @@
 
     python -m benchmarks.steps             everything, into benchmarks/results.json
     python -m benchmarks.steps --quick     a few configurations
-    python -m benchmarks.steps --missing   what the results do not have yet: goes on where it ended
+    python -m benchmarks.steps --missing   only what the results do not have yet
     python -m benchmarks.steps --table     the results as Markdown; measures nothing
 
-Every contestant lives in child processes of its own and waits. Only one works at a time, in turns,
-so that a noisy machine is noisy for all; a ratio is the median over the turns of the ratio within
-a turn. Nothing is timed before all contestants have made the same few steps from the same start on
-the same batches to the same models.
+Every contestant has its own child processes, which wait. Only one works at a time, in turns, so
+that a noisy machine is noisy for all; a ratio is the median over the turns of the ratio within a
+turn. Nothing is timed before all contestants have arrived at the same models, with the same few
+steps from the same start on the same batches.
 """
 
 import argparse
@@ -38,7 +38,7 @@ RESULTS = Path(__file__).parent / "results.json"
 
 AGREEMENT_STEPS = 3
 TOLERANCE = 1e-3
-"""How far two float32 trajectories may be apart after those steps, of the way gone from the start:
+"""How far apart two float32 trajectories may be after those steps, relative to the way covered:
 ‖x - y‖ / ‖x - start‖ over all agents together."""
 SIGN_TOLERANCE = 5e-2
 """The same where only signs are sent: an entry close to zero that is rounded to the other side
@@ -129,7 +129,7 @@ def _left_out(name: str, without: Sequence[str]) -> bool:
 def _measure_group(
     agents: int, cases: Sequence[Case], options: argparse.Namespace, results: dict[str, Any]
 ) -> int:
-    """Measures cases with as many agents, by the same processes; returns how many failed."""
+    """Measures cases with equally many agents in the same processes; returns how many failed."""
     failures = 0
     left = list(cases)
     while left:
@@ -201,7 +201,7 @@ def measure(
 def _agree(
     case: Case, contestants: dict[str, Contestant], found: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Makes the first steps and compares the models with the first contestant's."""
+    """Takes the first steps and compares the models with the first contestant's."""
     tolerance = SIGN_TOLERANCE if case.rule == "compngc" else TOLERANCE
     apart: dict[str, dict[str, float]] = {}
     start = reference = None
@@ -285,7 +285,7 @@ def _memory_key(case: Case) -> str:
 
 
 def _memory(case: Case, repeats: int) -> dict[str, Any]:
-    """How much the steps of NGC need beside D-PSGD's, each time in a new process."""
+    """How much more memory NGC's steps need than D-PSGD's, each measured in a new process."""
     size = sum(p.numel() for p in case.start().parameters())
     unit = case.agents * size * 4
     growth: dict[Rule, list[int]] = {"dpsgd": [], "ngc0": [], "ngc1": []}
@@ -325,7 +325,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:
-    # Into a new file that then takes the old one's place: an interruption loses nothing.
+    # To a new file that then replaces the old one: an interruption loses nothing.
     new = path.with_suffix(".new")
     new.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     new.replace(path)

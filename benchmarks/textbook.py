@@ -1,4 +1,4 @@
-"""The rules as people write them: one `nn.Module` for each agent and loops over agents.
+"""The rules as people usually write them: one `nn.Module` per agent and loops over agents.
 
 All agents live in this process, so a neighbour's model is simply called. Gradients are autograd's,
 kept as one tensor for each parameter. Momentum is heavy-ball, v = βv - ηg, as the paper prints it.
@@ -76,7 +76,7 @@ def weighted_sum(weights: Sequence[float], values: Sequence[Tensors]) -> Tensors
 
 @torch.no_grad()
 def compress(g: Tensors, error: Tensors) -> Tensors:
-    """One bit an entry under one scale for the whole gradient; `error` is renewed in place."""
+    """One bit per entry with one scale for the whole gradient; `error` is updated in place."""
     for e, part in zip(error, g, strict=True):
         e.add_(part)
     size = sum(e.numel() for e in error)
@@ -99,7 +99,7 @@ def project(g: Tensors, others: Sequence[Tensors]) -> Tensors:
 
 
 class Textbook:
-    """All agents, one after the other."""
+    """All agents, one after another."""
 
     def __init__(self, case: Case) -> None:
         weights = case.topology().weights
@@ -127,16 +127,16 @@ class Textbook:
                 agent.move()
 
     def _gradient(self, i: int, batches: Sequence[tuple[Tensor, Tensor]]) -> Tensors:
-        """The direction in which agent i goes."""
+        """The direction in which agent i steps."""
         me = self.agents[i]
         if self.rule == "dpsgd":
             return gradient(me.model, me.parameters, batches[i])
         ids = (i, *me.neighbours)
-        if self.rule == "ngc0":  # the neighbourhood's models on the own data
+        if self.rule == "ngc0":  # the neighbourhood's models on its own data
             members = [self.agents[j] for j in ids]
             values = [gradient(a.model, a.parameters, batches[i]) for a in members]
             return weighted_sum(me.weights, values)
-        # The own model on the neighbourhood's data.
+        # Its own model on the neighbourhood's data.
         values = [gradient(me.model, me.parameters, batches[j]) for j in ids]
         if self.rule == "cga":
             return project(values[0], values[1:])

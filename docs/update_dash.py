@@ -1,7 +1,7 @@
 """Makes the pictures of the live page that the documentation shows.
 
-    python docs/update_dash.py              makes the runs, too
-    python docs/update_dash.py runs         takes runs that are there
+    python docs/update_dash.py              also makes the runs
+    python docs/update_dash.py runs         uses existing runs
 
 Needs Chromium, as the tests of the page do. Writes docs/images/dash.png and dash-compare.png.
 """
@@ -27,7 +27,7 @@ LIVE = "--algorithm ngc --topology circulant:1,3 --epochs 400 --bias-norms run"
 
 
 def main() -> None:
-    """With a folder as argument, takes its runs; else makes some, one of which still goes on."""
+    """Uses the runs in the folder given as argument, or makes some, one of them unfinished."""
     if len(sys.argv) > 1:
         take(Path(sys.argv[1]))
         return
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def has_records(run: Path, count: int) -> bool:
-    """Whether a run has come so far."""
+    """Whether a run has this many records."""
     path = run / "records.jsonl"
     return path.exists() and path.read_bytes().count(b"\n") >= count
 

@@ -1,4 +1,4 @@
-"""Three hospitals, one model: your own `nn.Module` and your own data, one dataset for each agent.
+"""Three hospitals, one model: your own `nn.Module` and your own data, one dataset per agent.
 
 The patients differ from hospital to hospital: each sees mostly one of three diseases. Alone, a
 hospital learns little about the others' diseases; pooling the records is not allowed.
@@ -65,12 +65,12 @@ def main(epochs: int = 15) -> dict[str, float]:
 
     alone = [accuracy(train([records]).model(), test) for records in data]
     together = train(data)
-    # The shared model is an ordinary module: save it, serve it, go on with it.
+    # The shared model is an ordinary module: save it, serve it, fine-tune it.
     found = {"alone": sum(alone) / HOSPITALS, "together": accuracy(together.model(), test)}
     sent = together.summary["bytes_models"] + together.summary["bytes_cross_gradients"]
     print(f"each hospital alone, mean: {found['alone']:.1%}")
     print(f"together:                  {found['together']:.1%}")
-    print(f"sent by each hospital:     {sent / 1e6:.2f} MB, no patient's record among it")
+    print(f"sent by each hospital:     {sent / 1e6:.2f} MB, and no patient records")
     return found
 
 

@@ -1,7 +1,7 @@
 """Parley: peers with different, private data train one model together, with no server.
 
-Names are imported when they are first used: torch takes seconds to load, which not everybody who
-imports something of this package needs.
+Names are imported when they are first used: torch takes seconds to load, and not every user of the
+package needs it.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from parley.version import __version__
 
-# Torch reports a lost connection with its own call stack before Parley says in words what it means.
+# Torch reports a lost connection with its own call stack before Parley can say what it means.
 # The setting is read when torch is imported.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

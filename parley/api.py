@@ -1,5 +1,5 @@
-"""Parley from Python: `train` in one call, with the user's own model and data or named ones;
-`compare` and `tune` many runs; `load` reads what a run has written."""
+"""Parley from Python: `train` in one call, with your own model and data or named ones; `compare`
+and `tune` for many runs; `load` to read what a run has written."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 
 class _Shown(ABC):
-    """Runs that can be looked at."""
+    """Runs that can be displayed."""
 
     @abstractmethod
     def _groups(self) -> Sequence[Group]:
-        """What is shown, seeds of one experiment together."""
+        """What is shown, with the seeds of one experiment grouped."""
 
     @overload
     def plot(self) -> Picture: ...
@@ -62,7 +62,7 @@ class _Shown(ABC):
     def plot(self, path: str | Path | None = None) -> Picture | Path:
         """The graph, accuracies, distance, traffic and loss as a picture.
 
-        With a path, writes it there (png, svg or pdf). Without, returns it: a notebook shows it.
+        With a path, writes it there (png, svg or pdf). Without one, returns it for a notebook.
         """
         from parley.results.pictures import Picture, overview
 
@@ -70,7 +70,7 @@ class _Shown(ABC):
         return picture if path is None else picture.save(path)
 
     def report(self, path: str | Path) -> Path:
-        """Writes the page that ``parley report`` makes of a run: one HTML file."""
+        """Writes the page that ``parley report`` produces: one HTML file."""
         from parley.files import write_atomically
         from parley.reproduce.cell import find_cell
         from parley.results.page import page
@@ -81,7 +81,7 @@ class _Shown(ABC):
 
 @dataclass(frozen=True)
 class Result(_Shown):
-    """What a run leaves: its records, its summary, and the trained models."""
+    """The result of a run: its records, its summary and the trained models."""
 
     experiment: Experiment
     records: list[Record]
@@ -136,12 +136,12 @@ def train(
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
 
-    `model` is a name, an `nn.Module`, or something that makes one when called. `data` is a name,
-    or one dataset for each agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
+    `model` is a name, an `nn.Module`, or a callable that returns one. `data` is a name,
+    or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
     such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. `loss` gives one value for each sample or their mean, as those of
-    torch.nn do. Nothing is written unless `out` names a folder. `log` names
-    trackers that receive the metrics (tensorboard, wandb, mlflow); they write into that folder.
+    on the training data of all. `loss` returns one value per sample or their mean, like those of
+    torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
+    metrics (tensorboard, wandb, mlflow); they write to that folder.
 
     `on_epoch` is called with the number of epochs made, after each of them, and `on_record` with
     every record, both by the first worker only. The run ends, with its record, checkpoint and
@@ -168,7 +168,7 @@ def train(
         raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
     logged = trackers.parse(log)
     if logged and out is None:
-        raise BadValue("log", ",".join(logged), "only together with out, where it is written")
+        raise BadValue("log", ",".join(logged), "only together with out, the folder to write to")
     own_data = None if isinstance(data, str) else _own_samples(data, options)
     if own_data is None and test is not None:
         raise BadValue("test", type(test).__name__, "only together with your own data")
@@ -204,7 +204,7 @@ def train(
         load = partial(_with_schedules, load, schedules)
 
     if progress and not LOG.hasHandlers():
-        show()  # notes beside the bar; whoever has set up logging gets them there
+        show()  # notes next to the bar, unless the user has set up logging
     with TrainingProgress(experiment, shown=progress and is_first()) as bar:
 
         def shown(event: Event) -> None:
@@ -217,7 +217,7 @@ def train(
             callbacks = Callbacks(on_epoch, on_record)
             outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
     if outcome is None:
-        raise SystemExit(0)  # a worker other than the first: its part is done
+        raise SystemExit(0)  # a worker other than the first has nothing to return
     return Result(
         experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
     )
@@ -232,7 +232,7 @@ def _own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
         found = f"it is a {type(data).__name__}"
         raise BadValue("data", _name(data), "a name, or a list of one dataset per agent", found)
     if "partition" in options:
-        valid = "none together with your own data: each agent holds what you give it"
+        valid = "none together with your own data: each agent holds the dataset you pass"
         raise BadValue("partition", options["partition"], valid)
     options["partition"] = "own"
     return datasets.from_user(data)
@@ -240,15 +240,15 @@ def _own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
 
 def _builder(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     if not callable(model):
-        raise BadValue("model", model, "a name, an nn.Module, or a function that makes one")
+        raise BadValue("model", model, "a name, an nn.Module, or a function that returns one")
     return partial(_make, model)
 
 
 def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    # A copy: training must not change what the user gave.
+    # A copy: training must not change the user's module.
     made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
     if not isinstance(made, nn.Module):
-        raise BadValue("model", _name(model), "something that makes an nn.Module when called")
+        raise BadValue("model", _name(model), "a callable that returns an nn.Module")
     return made
 
 
@@ -314,30 +314,32 @@ def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
 
 @dataclass(frozen=True)
 class LoadedRun(_Shown):
-    """A run as its folder tells it, finished or not."""
+    """A run as read from its folder, finished or not."""
 
     path: Path
     experiment: Experiment
     records: list[Record]
-    """One for every evaluation, the oldest first."""
+    """One per evaluation, oldest first."""
     summary: dict[str, Any] | None
     """Of a complete run."""
     recorded: RecordedRun
-    """All else that the folder has: environment, graph, confusion, notes on what is damaged."""
+    """Everything else in the folder: environment, graph, confusion, notes on damage."""
 
     def parameters(self) -> Tensor:
-        """Every agent's parameters in the newest whole checkpoint, one row each."""
+        """Every agent's parameters in the newest complete checkpoint, one row each."""
         found = checkpoint.models(self.path, range(self.experiment.agents))
         if found is None:
             because = "it has no checkpoint with the models of all agents"
-            raise BadValue("folder", str(self.path), "the folder of a run that has begun", because)
+            raise BadValue(
+                "folder", str(self.path), "the folder of a run that has completed an epoch", because
+            )
         x_ND: Tensor = found.state
         return x_ND
 
     def model(self, build: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
-        """The average of all agents' models, as the newest whole checkpoint has them.
+        """The average of all agents' models in the newest complete checkpoint.
 
-        `build` is your own model, or makes it, where the run trained one.
+        If the run trained your own model, `build` is that model or a function that returns it.
         """
         x_ND = self.parameters()
         return self._task(build, x_ND).module(x_ND.double().mean(0).to(x_ND.dtype))
@@ -355,13 +357,11 @@ class LoadedRun(_Shown):
             task = Task(_builder(build)(), dtype=x_ND.dtype)
         elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
-            raise BadValue(
-                "model", experiment.model, valid, "the run had a model or data of its own"
-            )
+            raise BadValue("model", experiment.model, valid, "the run used its own model or data")
         else:
             task = run.task_of(experiment, run.problem(experiment, [0]))
         if task.size != x_ND.shape[1]:
-            because = f"it has {task.size:,} parameters, the checkpoint {x_ND.shape[1]:,}"
+            because = f"it has {task.size:,} parameters, but the checkpoint has {x_ND.shape[1]:,}"
             raise BadValue("model", experiment.model, "the model that was trained", because)
         return task
 
@@ -372,7 +372,7 @@ class LoadedRun(_Shown):
 
 
 def load(folder: str | Path) -> LoadedRun:
-    """What a run has written into its folder.
+    """Reads a run from its folder.
 
     >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
@@ -397,10 +397,10 @@ def load(folder: str | Path) -> LoadedRun:
 
 @dataclass(frozen=True)
 class Comparison(_Shown):
-    """What `compare` has found."""
+    """The result of `compare`."""
 
     rows: list[dict[str, Any]]
-    """One for each method: means over seeds, and their standard deviations as ``…_std``."""
+    """One per method: means over seeds, and their standard deviations as ``…_std``."""
     runs: dict[str, list[LoadedRun]]
     """The runs of each method, by its label."""
     out: Path
@@ -432,10 +432,10 @@ def compare(
 ) -> Comparison:
     """Runs several algorithms with several seeds side by side, as ``parley compare`` does.
 
-    `algorithms` are names with options behind colons (``"dpsgd,ngc:alpha=0"``), or a list of such
-    names and of algorithms; left out, they are the six of the NGC paper. Options of an algorithm go
-    to every one that has them. All is written into `out`, or a new folder in ``runs/``; `parallel`
-    runs go on at a time (default: the number of cores).
+    `algorithms` are names with options after colons (``"dpsgd,ngc:alpha=0"``), or a list of such
+    names and of algorithms; by default the six of the NGC paper. Options of an algorithm apply to
+    every one that has them. Everything is written to `out`, or to a new folder in ``runs/``;
+    `parallel` is the number of runs at a time (default: the number of cores).
 
     >>> import tempfile
     >>> found = compare(
@@ -445,7 +445,7 @@ def compare(
     >>> [row["label"] for row in found.rows], len(found.runs["D-PSGD"])
     (['D-PSGD', 'NGC α=0'], 1)
     """
-    from parley.sweep import compare as comparison  # brings the plotting, which takes its time
+    from parley.sweep import compare as comparison  # imports plotting, which is slow
 
     experiments = [made for _, made in _experiments(algorithms or comparison.PAPER, options)]
     where = _new_folder(out, f"compare-{Path(experiments[0].data).name}")
@@ -462,10 +462,10 @@ def compare(
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` has found, for each method by its name."""
+    """The result of `tune`, by method."""
 
     settings: dict[str, dict[str, float]]
-    """The best learning rate, and γ where it was tried; a method that always diverged is absent."""
+    """The best learning rate, and γ if it was tuned; without methods that always diverged."""
     experiments: dict[str, Experiment]
     """The experiments with these settings, on all training samples."""
     out: Path
@@ -484,7 +484,7 @@ def tune(
 ) -> Tuning:
     """Finds learning rates by a small seeded search, as ``parley tune`` does.
 
-    Every method gets the same number of trials, measured on training samples that nobody trains on.
+    Every method gets the same number of trials, measured on held-out training samples.
 
     >>> import tempfile
     >>> found = tune(
@@ -510,7 +510,7 @@ def tune(
 def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
-    """What to run, by what a method is: its name, and what stands behind it."""
+    """What to run, by method: its name, and the options after it."""
     from parley.sweep.compare import parse_algorithms
 
     common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}

@@ -1,4 +1,4 @@
-"""What users see when something they gave is wrong: one line, no traceback."""
+"""Errors for users: what was wrong, in one line and without a traceback."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 class ParleyError(Exception):
-    """A user's mistake or a run that cannot go on; the message is complete in one line."""
+    """A user's mistake, or a run that cannot continue; the message says everything in one line."""
 
     def saying(self, words: str) -> Self:
         """The same error in other words.
@@ -25,7 +25,7 @@ class ParleyError(Exception):
 
 
 class Diverged(ParleyError):
-    """Numbers of a run are no longer finite."""
+    """The numbers of a run are no longer finite."""
 
     def __init__(self, message: str, step: int = 0, epoch: int = 0) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Diverged(ParleyError):
 
 
 class Stopped(KeyboardInterrupt):
-    """The process was asked to end (SIGTERM); it stops as Ctrl-C stops it."""
+    """The process was asked to end (SIGTERM); it stops as it would on Ctrl-C."""
 
 
 class BadValue(ParleyError):
@@ -98,7 +98,7 @@ def first_error(error: ValidationError, fields: Mapping[str, FieldInfo]) -> BadV
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """A field's type, without the None that stands for nothing given.
+    """A field's type, without the None that means "not given".
 
     >>> kind_of(FieldInfo.from_annotation(int | None))
     <class 'int'>
@@ -109,7 +109,7 @@ def kind_of(field: FieldInfo) -> Any:
 
 
 def valid_values(field: FieldInfo) -> str:
-    """What a field takes, in words.
+    """The values a field accepts, in words.
 
     >>> from pydantic import Field
     >>> valid_values(FieldInfo.from_annotated_attribute(float, Field(1.0, ge=0, le=1)))

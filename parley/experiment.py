@@ -1,4 +1,4 @@
-"""What a run is: one validated description, in and out of TOML."""
+"""What a run is: one validated description, to and from TOML."""
 
 import re
 import tomllib
@@ -35,7 +35,7 @@ HOW = frozenset(
         *("checkpoint_every", "keep"),
     }
 )
-"""Fields that say how a run is carried out, not what it computes: they may change on resuming."""
+"""Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
 
 LENGTH = frozenset({"epochs", "stop_when"})
@@ -57,8 +57,8 @@ class Experiment(BaseModel):
     )
 
     data: str = "digits"
-    """Dataset by name (parley data lists them), by its hub id owner/name, or a folder; or own: the
-    hosts say where their agents' data lie."""
+    """Dataset by name (parley data lists them), by its hub ID owner/name, or a folder; or own: each
+    host says where its agents' data are."""
     data_options: dict[str, int | float | str | bool] = {}
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
@@ -67,26 +67,26 @@ class Experiment(BaseModel):
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     agents: int = Field(10, ge=1)
-    """Number of peers."""
+    """Number of agents."""
     topology: str = "ring"
-    """Who talks with whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
+    """Who talks to whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
     weights: str = "auto"
     """Mixing weights: uniform, metropolis, sinkhorn, or auto."""
     partition: str = "skew:1"
-    """Who holds what: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own: the hosts say it."""
+    """How samples are split: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own (by host)."""
     fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the training samples that is used, the same of every class."""
+    """Share of the training samples to use, equal for every class."""
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of the training samples, the same of every class, that nobody trains on and that is
-    measured on in place of the test set: for choosing settings."""
+    """Share of the training samples, equal for every class, that is held out and used in place of
+    the test set: for choosing settings."""
     test_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the test samples that accuracies are taken on, the same samples for every seed."""
+    """Share of the test samples to measure on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
     """The optimizer and its hyper-parameters; or parts joined by +, such as ngc+qgm."""
     epochs: int = Field(20, ge=1)
-    """Passes over the data (of the agent that has most)."""
+    """Passes over the data of the agent that has the most."""
     batch: int = Field(32, ge=1)
-    """Samples of a batch, for each agent."""
+    """Batch size of each agent."""
     lr: float = Field(0.1, gt=0)
     """η, the learning rate."""
     lr_decay: str = "constant"
@@ -96,21 +96,21 @@ class Experiment(BaseModel):
     gamma_decay: str = "constant"
     """How the averaging rate γ changes, spelled like lr_decay."""
     seed: int = Field(0, ge=0)
-    """Everything random follows from it."""
+    """Seed of everything random."""
     evaluate_every: int = Field(1, ge=1)
-    """Epochs from one record to the next; the last epoch always has one."""
+    """Epochs between records; the last epoch always has one."""
     stop_when: str = ""
-    """Ends the run early, after the first record for which one of these holds: for example
+    """Ends the run early, after the first record that meets one of these conditions: for example
     accuracy>=0.9, loss:patience=5 (no better for 5 records), seconds>=600 or megabytes>=50, joined
     by commas."""
     gossip_rounds: int = Field(51, ge=0)
-    """Further gossip rounds before the accuracy "after gossip" is taken (51: as run)."""
+    """Extra gossip rounds before the accuracy "after gossip" is measured (51: as run)."""
     bias_norms: Literal["off", "printed", "run"] = "off"
-    """Also record the norms of NGC's bias terms ε and ω: of the mean over neighbours as printed,
-    or as run the mean over neighbours of ‖·‖₁/d."""
+    """Also record the norms of NGC's bias terms ε and ω: printed, the norm of the mean over
+    neighbours; run, the mean over neighbours of ‖·‖₁/d."""
     links: str = ""
-    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml: how
-    long the run would take on it is recorded too."""
+    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
+    time that the run would take on it is recorded."""
     start_agent: int = Field(0, ge=0)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -118,33 +118,33 @@ class Experiment(BaseModel):
     data_root: str | None = None
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
     workers: int = Field(1, ge=1)
-    """Processes that share the agents. Left out, the command takes one for each core, or only
-    one where the network is small or has compiled kernels, which use all cores by themselves."""
+    """Processes that share the agents. By default one per core, or only one if the network is small
+    or has compiled kernels, which use all cores by themselves."""
     engine: str = "auto"
     """How gradients are computed: fused (compiled), stacked (dense layers of all agents at once),
-    vmap, loop, or auto: the fastest of those that can, found by a short trial."""
+    vmap, loop, or auto: the fastest that fits, found by a short trial."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
     threads: int | None = Field(None, ge=1)
-    """Threads of each worker. Left out, compiled kernels share out their gradients among as many as
-    there are cores, and all else has one, as more rarely pay."""
+    """Threads of each worker. By default, compiled kernels use one per core, and everything else
+    uses one, because more rarely pay off."""
     on_failure: Literal["stop", "heal"] = "stop"
-    """What the others do when a worker dies or falls silent: stop, or go on without it."""
+    """What the others do when a worker dies or stops responding: stop, or continue without it."""
     patience: float = Field(600.0, gt=0)
-    """Seconds after which a worker that says nothing counts as gone, at the start too."""
+    """Seconds after which a worker that does not respond counts as lost, also at the start."""
     checkpoint_every: int = Field(1, ge=1)
-    """Epochs from one checkpoint to the next; the last epoch always has one."""
+    """Epochs between checkpoints; the last epoch always has one."""
     keep: int = Field(2, ge=1)
-    """Checkpoints that are kept, the newest."""
+    """How many of the newest checkpoints are kept."""
     from_python: tuple[Literal["model", "data", "loss", "lr_decay", "gamma_decay"], ...] = ()
-    """What a Python program gave and no file can hold. Only that program can repeat the run."""
+    """What came from a Python program, which alone can repeat the run: it cannot be stored."""
 
     @classmethod
     def of(cls, **options: Any) -> "Experiment":
-        """From plain options; hyper-parameters of the algorithm may stand among the others.
+        """From plain options; hyper-parameters of the algorithm may be among them.
 
         ``variant="as-run"`` sets every choice in which the NGC authors' code differs from their
-        paper to the code's, ``"as-printed"`` to the paper's; options given beside it win.
+        paper to the code's, ``"as-printed"`` to the paper's; explicit options override it.
 
         >>> Experiment.of(algorithm="cga", momentum=0.9, variant="as-run").algorithm.qp_floor
         0.5
@@ -201,7 +201,7 @@ class Experiment(BaseModel):
     def from_toml(
         cls, text: str, where: str = "experiment", own: Kind | None = None
     ) -> "Experiment":
-        """From TOML; see `read_toml`. `own` is an algorithm of the user's, which no name finds."""
+        """From TOML; see `read_toml`. `own` is a user's algorithm, which has no registered name."""
         options = read_toml(text, where)
         chosen = options.get("algorithm")
         if own and isinstance(chosen, dict) and chosen.get("name") == own.name:
@@ -215,13 +215,13 @@ class Experiment(BaseModel):
         return [name for name in mine if name not in free and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":
-        """The same with some options changed, as `on_top` does it."""
+        """The same with some options changed, by the rules of `on_top`."""
         mine = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self).of(**on_top(mine, changes))
 
 
 def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The algorithm as its kind, its hyper-parameters among the other options.
+    """The options with the algorithm as its kind and its hyper-parameters among them.
 
     >>> flat = flatten({"algorithm": {"name": "ngc", "alpha": 0.5}, "lr": 0.1})
     >>> flat.pop("algorithm").title, flat
@@ -247,10 +247,10 @@ def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with others on top, which win: flags over a file, changes over an experiment.
+    """Options overridden by others: flags over a file, changes over an experiment.
 
-    Another algorithm keeps the hyper-parameters that it also has, another model none of the old
-    one's; a variant takes back the choices that it is about.
+    A different algorithm keeps the hyper-parameters that it also has; a different model keeps none
+    of the old one's; a variant resets the choices it covers.
 
     >>> sorted(on_top({"algorithm": "ngc", "alpha": 0, "momentum": 0.9}, {"algorithm": "cga"}))
     ['algorithm', 'momentum']
@@ -285,7 +285,7 @@ def read_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Options from a TOML file; files that it names are looked for from where it is."""
+    """Options from a TOML file; paths in it are relative to that file."""
     try:
         found = read_toml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -295,7 +295,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def path_in(spec: str) -> str | None:
-    """The path of the file that a topology, partition or network names, if it does.
+    """The path of the file that a topology, partition or network refers to, if any.
 
     >>> path_in("spanning-tree:file:graph.txt"), path_in("ring")
     ('graph.txt', None)
@@ -305,7 +305,7 @@ def path_in(spec: str) -> str | None:
 
 
 def anchored(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The options that name files by relative paths, which are taken from this folder.
+    """The options that name files by relative paths, resolved against this folder.
 
     >>> anchored({"topology": "file:graph.txt", "partition": "iid"}, Path("runs"))
     {'topology': 'file:runs/graph.txt'}

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 PARTIAL = ".partial"
-"""Ending of files that are being written; one that stays behind does no harm."""
+"""Suffix of files that are being written; one left behind does no harm."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -19,5 +19,5 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def is_partial(path: Path, name: str) -> bool:
-    """Whether it is what `write_atomically` leaves of a file of that name when it is killed."""
+    """Whether this is what a killed `write_atomically` of a file of that name left behind."""
     return path.name.startswith(f"{name}.") and path.name.endswith(PARTIAL)

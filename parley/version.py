@@ -1,4 +1,4 @@
-"""The version of this package, and the commit that it was made from."""
+"""The version of this package, and the commit it was built from."""
 
 import subprocess
 from functools import cache
@@ -12,7 +12,7 @@ BUILT = Path(__file__).with_name("_commit.txt")
 
 @cache
 def commit() -> str | None:
-    """The commit in short, with ``-dirty`` where files were changed since; None if unknown."""
+    """The short commit hash, with ``-dirty`` if files have changed since; None if unknown."""
     if BUILT.is_file():
         return BUILT.read_text(encoding="utf-8").strip() or None
     checkout = BUILT.parents[1]

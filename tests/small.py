@@ -12,8 +12,9 @@ from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
+from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
-from parley.wire.transport import Local, Transport
+from parley.wire.transport import Transport
 
 FEATURES, CLASSES = 5, 3
 

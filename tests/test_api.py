@@ -376,7 +376,7 @@ def test_several_workers_give_the_same(data):
         ({"test": (torch.zeros(2, 5), torch.zeros(2).long())}, "test: 'tuple' is not valid (its i"),
         ({"data": "digits", "test": halves()}, "test: 'tuple' is not valid; valid: only together"),
         ({"model": 3}, "model: 3 is not valid; valid: a name, an nn.Module, or a function"),
-        ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: something that makes an"),
+        ({"model": lambda: 3}, "model: '<lambda>' is not valid; valid: a callable that returns"),
         ({"model": nn.Linear(5, 2)}, "model: 'Linear' is not valid (mat1 and mat2 shapes cannot"),
         ({"model": nn.Linear(3, 1)}, "model: 'Linear' is not valid (it gives one score, where"),
         ({"topology": 3}, "topology: 3 is not valid; valid: a spec such as 'ring', a networkx"),
@@ -412,7 +412,7 @@ class TestLoad:
         found = parley.load(out)
         with pytest.raises(BadValue, match=r"valid: model\(build\) with the nn.Module"):
             found.model()
-        with pytest.raises(BadValue, match="it has 16 parameters, the checkpoint 8"):
+        with pytest.raises(BadValue, match="it has 16 parameters, but the checkpoint has 8"):
             found.model(nn.Linear(3, 4))
         inputs = torch.rand(4, 3)
         assert torch.equal(found.model(own)(inputs), result.model()(inputs))

@@ -122,7 +122,7 @@ def test_folders_are_small() -> None:
     assert sum(map(len, contents(FOLDERS).values())) < 60_000
 
 
-def test_an_unfinished_run_goes_on_or_is_refused(folders: Path) -> None:
+def test_an_unfinished_run_continues_or_is_refused(folders: Path) -> None:
     run = folders / "unfinished"
     before = contents(run)
     said = command(

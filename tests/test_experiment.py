@@ -77,7 +77,7 @@ def test_as_run_is_refused_where_it_could_set_only_a_part(name):
     assert said == error(find(name).as_run)
     assert said.startswith("variant: 'as-run' is not valid")
     assert "as-run only for " + ", ".join(HAVE_A_FORM_AS_RUN) in said
-    assert f"do not all have a place in {find(name).name}" in said
+    assert f"authors' choices apply to {find(name).name}" in said
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *COMBINATIONS])

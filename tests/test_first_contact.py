@@ -142,7 +142,7 @@ def test_a_machine_without_a_compiler_says_what_is_used_instead(tmp_path: Path) 
     done = python(code, PATH="/nowhere", CC="", PARLEY_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-    assert line.startswith("note: engine stacked is used, with no compiled kernels: no C compiler")
+    assert line.startswith("note: using engine stacked, with no compiled kernels: no C compiler")
     assert "install gcc or clang" in line
     switched_off = python(code, PATH="/nowhere", CC="", PARLEY_KERNELS="off")
     assert "note: " not in switched_off.stderr

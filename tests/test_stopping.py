@@ -129,7 +129,7 @@ class TestExtending:
             parley.train(**TINY, epochs=2, out=tmp_path, resume=True)
         with pytest.raises(ParleyError, match="already holds this experiment"):
             parley.train(**TINY, epochs=4, out=tmp_path)
-        with pytest.raises(ParleyError, match="differs in lr"):
+        with pytest.raises(ParleyError, match="differ in lr"):
             parley.train(**TINY, epochs=4, lr=0.5, out=tmp_path, resume=True)
 
 

@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 Kind = type[Algorithm] | Named
-"""What makes algorithms of one name: a class, or a named recipe."""
+"""What creates the algorithms of one name: a class, or a named recipe."""
 
 ALGORITHMS: dict[str, Kind] = {
     algorithm.name: algorithm
@@ -134,7 +134,7 @@ WITH_OPTIONS: dict[str, Kind] = ALGORITHMS | {
 
 
 def find(name: str) -> Kind:
-    """The algorithm of that name, or the recipe of the parts joined by ``+`` in it.
+    """The algorithm with that name, or the recipe of its parts, joined by ``+``.
 
     >>> find("ngc").title, find("ngc+qgm").title
     ('NGC', 'NGC + QGM')
@@ -147,7 +147,7 @@ def find(name: str) -> Kind:
 
 
 def name_of(recipe: Recipe) -> Named:
-    """The name under which a recipe is known: one of the table, or its parts' joined by ``+``.
+    """The name of a recipe: one from the table, or its parts' names joined by ``+``.
 
     >>> name_of(Recipe(correction=Tracking(), averaging=DifferenceGossip())).title
     'BEER'
@@ -161,13 +161,11 @@ def name_of(recipe: Recipe) -> Named:
     if not any(part.alone for part in made_of):
         titles = [DPSGD.title, *titles]
     plain = Recipe(**{field: type(part)() for field, part in parts.items()})
-    return Named(
-        spelled(recipe), " + ".join(titles), plain, f"Put together from {', '.join(titles)}."
-    )
+    return Named(spelled(recipe), " + ".join(titles), plain, f"Combines {', '.join(titles)}.")
 
 
 def build(name: str, options: dict[str, Any]) -> Algorithm:
-    """The algorithm of that name with those hyper-parameters.
+    """The algorithm with that name and those hyper-parameters.
 
     >>> build("ngc", {"alpha": 0.5}).label
     'NGC α=0.5'
@@ -176,12 +174,14 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
 
 
 def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
-    """The algorithm of that kind with those hyper-parameters; what is wrong with them in words."""
+    """The algorithm of that kind with those hyper-parameters, which are checked."""
     known = kind.options()
     for option in options.keys() - known.keys():
         having = [name for name, other in WITH_OPTIONS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
-        because = f"{kind.name} has no such option" + (f", {', '.join(few)} have" if few else "")
+        because = f"{kind.name} has no such option" + (
+            f"; it belongs to {', '.join(few)}" if few else ""
+        )
         if option == "local_steps" and kind.no_local_steps:
             because = kind.no_local_steps
         raise BadValue(option, options[option], ", ".join(known), because)

@@ -1,4 +1,4 @@
-"""AdaGossip: an averaging rate of its own for every parameter.
+"""AdaGossip: a separate averaging rate for every parameter.
 
 Aketi, Hashemi, Roy, "AdaGossip: adaptive consensus step-size for decentralized deep learning with
 communication compression", 2024. As CHOCO, with the rate from the size of the disagreement:
@@ -40,14 +40,14 @@ class AdaptiveGossip(AveragingRule):
     static: ClassVar[bool] = True
     keeps_sums: ClassVar[bool] = False
     gamma: float = Field(0.001, gt=0)
-    """γ, the averaging rate, to be divided by the root mean square of the disagreement."""
+    """γ, the averaging rate; it is divided by the root mean square of the disagreement."""
     codec: CodecSpec = "sign"
-    """C, how differences are written on the wire."""
+    """C, how differences are encoded."""
     smoothing: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the mean square of the disagreement follows."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Disagreement:
-        """All values are known, and a mean square of nothing."""
+        """All values are known; the mean square starts at zero."""
         copies = all_known(x_AD, hood, apart, edges)
         return Disagreement(copies, torch.zeros_like(x_AD), x_AD.new_zeros(len(x_AD)))
 

@@ -34,14 +34,14 @@ CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, 
 
 
 class Stepped(NamedTuple):
-    """What a step gives."""
+    """The result of a step."""
 
     state: Any
-    """The state from which the next step goes on."""
+    """The state for the next step."""
     loss_A: Tensor
     """Loss of each hosted agent's model on its own batch, where the step took its gradient."""
     active_A: Tensor | None = None
-    """Which agents took the step, where some rest; only their losses count."""
+    """Which agents took the step, if some rest; only their losses count."""
 
 
 class Algorithm(BaseModel, ABC):
@@ -57,7 +57,7 @@ class Algorithm(BaseModel, ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     needs: ClassVar[Property] = "doubly-stochastic"
-    """What the mixing weights must be."""
+    """The property that the mixing weights must have."""
     static: ClassVar[bool] = False
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
     no_local_steps: ClassVar[str] = ""
@@ -80,16 +80,16 @@ class Algorithm(BaseModel, ABC):
 
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
-        """Those of `AS_RUN` that the algorithm has: all of them, or a refusal."""
+        """The choices of `AS_RUN` that apply; refused unless all of them can be set."""
         return choices_as_run(cls.name, cls.options())
 
     @property
     def kind(self) -> Any:
-        """What makes algorithms of this name: its class, or a named recipe."""
+        """What creates algorithms of this name: its class, or a named recipe."""
         return type(self)
 
     def settings(self, given: bool = False) -> dict[str, Any]:
-        """The hyper-parameters' values, all or only those that were given."""
+        """The values of the hyper-parameters: all, or only those that were given."""
         return self.model_dump(exclude_unset=given)
 
     @property
@@ -99,8 +99,18 @@ class Algorithm(BaseModel, ABC):
 
     @property
     def gossip_rate(self) -> float:
-        """The rate of the further gossip rounds after which models are also tested."""
+        """The averaging rate of the extra gossip rounds in evaluation."""
         return float(getattr(self, "gamma", 1.0))
+
+    @property
+    def momentum_label(self) -> str:
+        """Its momentum, for tables of methods that are compared."""
+        found = self.settings()
+        if "beta1" in found:
+            return f"β₁ {found['beta1']:g}, β₂ {found['beta2']:g}"
+        if not found.get("momentum"):
+            return "none"
+        return f"{found['momentum']:g}" + ", Nesterov" * bool(found.get("nesterov"))
 
     @property
     def round_steps(self) -> int:
@@ -117,9 +127,9 @@ class Algorithm(BaseModel, ABC):
         return self.model_copy(update={"gamma": self.gossip_rate * factor})
 
     def check(self, topology: Topology) -> None:
-        """Refuses a graph whose weights, or whose changes, the algorithm cannot work with."""
+        """Refuses a graph whose weights or changes the algorithm cannot handle."""
         if self.static and topology.phases:
-            because = f"it changes, and {self.name} keeps sums over neighbours from step to step"
+            because = f"it changes, but {self.name} keeps sums over neighbours from step to step"
             raise BadValue("topology", topology.name, "a graph that does not change", because)
         topology.require(self.needs, self.name)
 
@@ -127,19 +137,19 @@ class Algorithm(BaseModel, ABC):
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> Any:
         """The state before the first step.
 
-        `apart` says that the agents' models differ, as they do when a host has gone. What an
-        algorithm must know of the neighbours' models then has to be sent.
+        `apart` says that the agents' models differ, as they do after a host is lost. What an
+        algorithm must know about the neighbours' models then has to be sent.
         """
 
     @abstractmethod
     def step(self, state: Any, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """One more step at learning rate `lr`."""
+        """One step at learning rate `lr`."""
 
 
 def choices_as_run(name: str, options: dict[str, FieldInfo]) -> dict[str, Any]:
-    """Those of `AS_RUN` among the options of an algorithm: all of them, or a refusal."""
+    """The choices of `AS_RUN` among the options of an algorithm; refused unless all can be set."""
     if "gradient_at" not in options:
-        because = f"the NGC authors' choices do not all have a place in {name}"
+        because = f"not all of the NGC authors' choices apply to {name}"
         valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
         raise BadValue("variant", "as-run", valid, because)
     return {option: value for option, value in AS_RUN.items() if option in options}
@@ -188,16 +198,16 @@ LocalSteps = Annotated[int, Field(ge=1, description="τ, the steps from one aver
 GradientAt = Annotated[
     Literal["own", "mixed"],
     Field(
-        description="Where the self-gradient is taken: at the own model as printed, or as run at "
-        "the model already mixed with the neighbours'."
+        description="Where the self-gradient is taken: at the agent's own model (as printed), or "
+        "at that model already averaged with the neighbours' (as run)."
     ),
 ]
 Scope = Annotated[
     Literal["whole", "tensor"],
     Field(
-        description="What is handled at once: the whole gradient as printed, or as run each "
-        "parameter tensor (with a compression scale of its own, and for CGA a projection of its "
-        "own)."
+        description="What is handled at once: the whole gradient (as printed), or each parameter "
+        "tensor separately (as run), with its own compression scale and, for CGA, its own "
+        "projection."
     ),
 ]
 
@@ -208,7 +218,7 @@ def _checked(spec: str) -> str:
 
 
 CodecSpec = Annotated[str, AfterValidator(_checked)]
-"""How values are written on the wire: dense, fp16, sign, topk:0.01, …"""
+"""How values are encoded: dense, fp16, sign, topk:0.01, …"""
 
 
 def descend(rule: Any, g_AD: Tensor, v_AD: Tensor, lr: float) -> tuple[Tensor, Tensor]:
@@ -221,7 +231,7 @@ def descend(rule: Any, g_AD: Tensor, v_AD: Tensor, lr: float) -> tuple[Tensor, T
 
 
 class MomentumSGD(Algorithm):
-    """An algorithm of its own whose agents step by SGD with momentum."""
+    """An algorithm with its own step whose agents use SGD with momentum."""
 
     momentum: Momentum = 0.0
     nesterov: Nesterov = False

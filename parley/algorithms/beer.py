@@ -7,14 +7,14 @@ compression", NeurIPS 2022.
     V⁺ = V + γ (W - I) G + ∇⁺ - ∇;     G⁺ = G + C(V⁺ - G)
 
 That is gradient tracking whose models and whose tracked gradients are both averaged by CHOCO's
-rule. In the parts' words:
+rule. In terms of the parts:
 
     V   y_AD of `Tracking`, which starts from V = 0, ∇ = 0
     H   known_AD of `DifferenceGossip`, for the models; (W - I) H is heard_AD - known_AD
     G   the same for the tracked gradients
     ∇   g_AD of `Tracking`; ∇⁺ is the gradient of this step
 
-`Recipe.step` computes the second line first, as V⁺ needs no more than ∇⁺ at the present X; then the
+`Recipe.step` computes the second line first, since V⁺ needs only ∇⁺ at the current X; then the
 step -η V⁺ and the first line. C `codec`, η `lr`, γ `gamma`.
 """
 

@@ -1,8 +1,8 @@
-"""Central SGD: what a server that sees all gradients would do; the baseline without a graph.
+"""Central SGD, as on a server that sees all gradients: the baseline without a graph.
 
     x⁺ = x - η (1/n) Σ_i g^i,   the same at every agent
 
-With momentum as `momentum` and `nesterov` say. η `lr`. Axes: A agents hosted here, D flat
+Momentum follows `momentum` and `nesterov`. η `lr`. Axes: A agents hosted here, D flat
 parameters.
 """
 
@@ -33,10 +33,10 @@ class Central(MomentumSGD):
     no_local_steps = "it averages gradients in every step; fedavg averages after local steps"
 
     def check(self, topology: Topology) -> None:
-        """Any graph will do: it is not used."""
+        """Accepts any graph, since it is not used."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Momentum starts at zero. Models that are not one already would never become one."""
+        """Momentum starts at zero. Models that differ are averaged first; they would stay apart."""
         x_AD = hood.mean(x_AD) if apart else x_AD
         return State(x_AD, torch.zeros_like(x_AD))
 

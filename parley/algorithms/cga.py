@@ -1,17 +1,17 @@
 """CGA: Cross-Gradient Aggregation.
 
 Esfandiari et al., "Cross-Gradient Aggregation for Decentralized Learning from Non-IID Data",
-ICML 2021. Each agent turns its gradient g until it opposes none of the gradients g_j that its
-neighbours' data give for its model:
+ICML 2021. Each agent rotates its gradient g until it opposes none of the gradients g_j of its model
+on its neighbours' data:
 
     u = argmin ½ ‖π (g + Σ_j u_j g_j)‖² + ½ ε ‖u‖²  subject to  u ≥ floor
     g* = π (g + Σ_j u_j g_j)
 
-π is 1, or as run 1 / (neighbours + 1). ε = 10⁻¹² is the authors', who solve the program for the
-gradients times π: it makes the program regular and does next to nothing else. As printed there is
-no ε; here it is the same, with π = 1.
+π is 1, or 1 / (neighbours + 1) as run. ε = 10⁻¹² comes from the authors' code, which solves the
+program for the gradients times π: it makes the program regular and has almost no other effect. The
+printed program has no ε; here it is the same, with π = 1.
 
-η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, O their outgoing edges, M most
+η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, O their outgoing edges, M the most
 neighbours of an agent, D flat parameters, P quadratic programs.
 """
 
@@ -33,16 +33,16 @@ from parley.graphs import Property
 from parley.neighbourhood import Neighbourhood, OnEdges
 
 GRAM_BLOCK = 16384
-"""Entries that are made float64 at once."""
+"""Entries that are converted to float64 at a time."""
 RIDGE = 1e-12
 """What the authors add to the squared length of each π g_j, since equal gradients make the program
-singular. Here the program is that of the g_j, for which it is `RIDGE` / π²."""
+singular. Here the program is in terms of the g_j, so it is `RIDGE` / π²."""
 TINY = 1e-14
-"""The least ridge, as a share of a gradient's squared length: a smaller one would be lost in the
-rounding of the Gram matrix. It counts only where ‖π g_j‖ is above 10, and there the authors' solver
+"""The smallest ridge, relative to a gradient's squared length: a smaller one would be lost in the
+rounding of the Gram matrix. It matters only where ‖π g_j‖ is above 10, where the authors' solver
 may fail."""
 FEW = 4
-"""Neighbours up to which all sets of multipliers above the floor are tried."""
+"""With up to this many neighbours, all sets of multipliers above the floor are tried."""
 
 
 class ProjectionRule(GradientRule):
@@ -51,17 +51,17 @@ class ProjectionRule(GradientRule):
     looks_around: ClassVar[bool] = True
     needs: ClassVar[Property] = "symmetric"
     qp_floor: float = Field(0.0, ge=0)
-    """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, so
-    that the projection is nearly a fixed mean."""
+    """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, which
+    makes the projection nearly a fixed mean."""
     qp_scale: Literal["none", "neighbourhood"] = "none"
-    """Factor of the result: none as printed, or as run 1 / (neighbours + 1)."""
+    """Factor applied to the result: none as printed, 1 / (neighbours + 1) as run."""
     scope: Scope = "whole"
 
     def project(self, g_AD: Tensor, r_OD: Tensor, hood: Neighbourhood) -> Tensor:
-        """g* of every hosted agent."""
+        """g* for every hosted agent."""
         sizes = hood.sizes if self.scope == "tensor" else (sum(hood.sizes),)
         result_AD = g_AD.clone()
-        # Those with as many neighbours together: no program may depend on whose are beside it.
+        # Grouped by number of neighbours: no program may depend on the others in its batch.
         for agents, members_AM in by_neighbours(hood.sender_O, len(g_AD)):
             π = 1 / (members_AM.shape[1] + 1) if self.qp_scale == "neighbourhood" else 1.0
             found_AD = project(g_AD[agents], r_OD[members_AM], sizes, self.qp_floor, RIDGE / π**2)
@@ -78,7 +78,7 @@ class Projection(ProjectionRule):
     def apply(
         self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
     ) -> Found:
-        """g*, with self-gradients at `at_AD` and cross-gradients at the own models."""
+        """g*, with self-gradients at `at_AD` and cross-gradients at the agents' own models."""
         assert x_I is not None
         g_AD, loss_A = hood.gradient(at_AD, batch)
         r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
@@ -95,7 +95,7 @@ CGA = Named(
 
 
 def by_neighbours(sender_O: Tensor, agents: int) -> list[tuple[Tensor, Tensor]]:
-    """The agents with as many outgoing edges, and those edges ``[A, M]``, for each number M.
+    """For each number M, the agents with M outgoing edges, and those edges ``[A, M]``.
 
     >>> by_neighbours(torch.tensor([0, 1, 1]), 3)
     [(tensor([0]), tensor([[0]])), (tensor([1]), tensor([[1, 2]]))]
@@ -127,9 +127,9 @@ def project(
 def products_of(g_AD: Tensor, r_AMD: Tensor) -> tuple[Tensor, Tensor]:
     """The Gram matrix of each agent's r_M, and their products with g.
 
-    In float64: gradients that are nearly parallel, or more than they have entries, would make a
-    Gram matrix of float32 indefinite. One agent after the other: a batched product may be rounded
-    otherwise for another number of them.
+    In float64: if gradients are nearly parallel, or outnumber their entries, a float32 Gram matrix
+    would be indefinite. One agent at a time: the rounding of a batched product may depend on the
+    size of the batch.
     """
     products = [
         _products(torch.cat([r_MD, g_D[None]])) for r_MD, g_D in zip(r_AMD, g_AD, strict=True)
@@ -150,7 +150,7 @@ def multipliers(
     """argmin ½ uᵀ (G + ridge I) u + cᵀ u subject to u ≥ floor, of many programs P.
 
     G is the Gram matrix of the g_j and c_j = g·g_j. With u = floor + w it is a non-negative
-    least-squares problem. A gradient that is exactly zero has no say: its multiplier is 0.
+    least-squares problem. A gradient that is exactly zero has no effect: its multiplier is 0.
 
     >>> multipliers(np.eye(2)[None], np.array([[-3.0, 1.0]]), floor=0.0, ridge=0.0)
     array([[3., 0.]])
@@ -161,8 +161,8 @@ def multipliers(
     square_PM = np.diagonal(gram_PMM, axis1=1, axis2=2)
     entry = np.arange(gram_PMM.shape[1])
     gram_PMM[:, entry, entry] += np.maximum(ridge, TINY * square_PM)
-    # In units in which every gradient is about 1 long: programs of any size are solved alike. Units
-    # that are powers of two round nothing.
+    # Scaled so that every gradient has length about 1: programs of any scale are solved alike.
+    # Scaling by powers of two does not round.
     unit_PM = np.ldexp(1.0, -np.frexp(np.sqrt(np.where(square_PM > 0, square_PM, 1.0)))[1])
     slope_PM = (along_PM + gram_PMM.sum(2) * floor) * unit_PM
     gram_PMM = gram_PMM * unit_PM[:, None] * unit_PM[..., None]
@@ -170,16 +170,17 @@ def multipliers(
     solve = by_supports if len(entry) <= FEW else by_active_sets
     u_PM: np.ndarray = floor + unit_PM * solve(gram_PMM, slope_PM)
     u_PM *= square_PM > 0
-    u_PM[~finite_P] = np.nan  # diverged: for the run to see and to say
+    u_PM[~finite_P] = np.nan  # diverged: the run detects and reports it
     return u_PM
 
 
 def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
     """argmin ½ wᵀ G w + cᵀ w subject to w ≥ 0: all sets of free entries are tried.
 
-    The answer is the one where no entry held at 0 wants to grow. Where rounding leaves none, it is
-    the one where they want it least, which is sharper than comparing values: near the optimum those
-    differ by a square. The sets are as many as 2^M, but each is tried on all programs at once.
+    The answer is the set for which no entry held at 0 would grow. If rounding leaves none, it is
+    the set for which they would grow least, which is sharper than comparing values: near the
+    optimum those differ only quadratically. There are 2^M sets, but each is tried on all programs
+    at once.
     """
     w_PM = np.zeros_like(slope_PM)
     least_P = -slope_PM.min(1)
@@ -198,8 +199,8 @@ def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
 
 
 def by_active_sets(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
-    """The same one program after the other: non-negative least squares in a factor of G finds the
-    free entries, and G itself gives them to full precision."""
+    """The same, one program at a time: non-negative least squares in a factor of G finds the free
+    entries, and G itself gives them to full precision."""
     w_PM = np.zeros_like(slope_PM)
     for w, gram, slope in zip(w_PM, gram_PMM, slope_PM, strict=True):
         values, vectors = np.linalg.eigh(gram)

@@ -6,7 +6,7 @@ with arbitrary communication compression", ICLR 2020.
 
     x⁺ = x + d + γ (Σ_j w_ij x̂^j - x̂^i);   x̂⁺ = x̂ + C(x⁺ - x̂)
 
-x̂^i is what the neighbours know of agent i's model: everyone who hears C(x⁺ - x̂) adds it up. An
+x̂^i is what the neighbours know of agent i's model: every agent that hears C(x⁺ - x̂) adds it up. An
 agent keeps its own x̂ and one weighted sum over the neighbourhood. x̂ starts at the model that all
 agents start from; agents that start apart send theirs once in full, where the papers start from
 zero. C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, I their incoming edges, D flat
@@ -25,14 +25,14 @@ from parley.neighbourhood import Neighbourhood
 
 
 class Copies(NamedTuple):
-    """What the neighbours know of the hosted agents' values, and these of theirs."""
+    """What neighbours know of the hosted agents' values, and what these know of theirs."""
 
     known_AD: Tensor
     """x̂^i."""
     heard_AD: Tensor
     """Σ_j w_ij x̂^j."""
     known_ID: Tensor | None
-    """Each neighbour's x̂^j, where the gradient rule asks for it."""
+    """Each neighbour's x̂^j, if the gradient rule needs it."""
 
 
 class DifferenceGossip(AveragingRule):
@@ -42,9 +42,9 @@ class DifferenceGossip(AveragingRule):
     title = "CHOCO"
     static: ClassVar[bool] = True
     gamma: float = Field(0.2, gt=0, le=1)
-    """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
+    """γ, the averaging rate; smaller for coarser codecs."""
     codec: CodecSpec = "sign"
-    """C, how differences are written on the wire."""
+    """C, how differences are encoded."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Copies:
         """All values are known."""
@@ -53,7 +53,7 @@ class DifferenceGossip(AveragingRule):
     def send(
         self, state: Copies, x_AD: Tensor, hood: Neighbourhood, channel: Channel
     ) -> tuple[Sent, Copies]:
-        """Nothing: what is averaged has been told at the end of the last step."""
+        """Sends nothing: what is averaged was sent at the end of the last step."""
         return known(x_AD, state, hood), state
 
     def mix(
@@ -68,7 +68,7 @@ class DifferenceGossip(AveragingRule):
 
 
 def all_known(x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Copies:
-    """Everyone knows the neighbours' values: by itself if they are equal, else they are sent."""
+    """All agents know their neighbours' values: without messages if they are equal."""
     x_I = hood.exchange(x_AD) if apart else None
     heard_AD = hood.weight_sum_A * x_AD if x_I is None else hood.average(x_AD, x_I)
     if not edges:
@@ -83,7 +83,7 @@ def known(x_AD: Tensor, copies: Copies, hood: Neighbourhood) -> Sent:
 
 
 def told(copies: Copies, x_AD: Tensor, hood: Neighbourhood, codec: str, channel: Channel) -> Copies:
-    """The copies after everyone has sent C(x - x̂) and added up what came."""
+    """The copies after every agent has sent C(x - x̂) and added up what it received."""
     known_AD, heard_AD, known_ID = copies
     q_AD, q_I = publish(x_AD - known_AD, hood, codec, channel)
     if known_ID is not None:
@@ -95,7 +95,7 @@ CHOCO = Named(
     "choco",
     "CHOCO-SGD",
     Recipe(gradient=Own(), update=SGD(), averaging=DifferenceGossip()),
-    "Step on the own data, then average with what is known of the neighbours' models. What is sent "
-    "is a compressed difference, so that the error of the compression dies out as the models "
+    "Steps on the agent's own data, then averages with what it knows of the neighbours' models. It "
+    "sends compressed differences, so that the compression error dies out as the models "
     "settle.",
 )

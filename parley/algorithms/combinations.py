@@ -1,8 +1,8 @@
 """Combinations by name: ``ngc+qgm``, ``dpsgd+adamw``, ``compngc+choco``, ``tracking+sign``.
 
 A name is one or more parts joined by ``+``, in any order, at most one of each kind. What is not
-named is D-PSGD's: the own gradient, SGD with momentum, gossip; ``dpsgd`` may say so. A codec's spec
-may stand for the last part: it sets `codec`, and averages by CHOCO's rule if no averaging is named.
+named is as in D-PSGD: the agent's own gradient, SGD with momentum, gossip; ``dpsgd`` may say so. A
+codec may be the last part: it sets `codec`, and selects CHOCO's rule if no averaging is named.
 """
 
 from typing import Any
@@ -97,5 +97,5 @@ def compose(name: str) -> Named:
         "+".join([PLAIN] * bare + [part.word for part in chosen] + end),
         " + ".join(titles),
         Recipe(**parts),
-        f"Put together from {', '.join(titles)}.",
+        f"Combines {', '.join(titles)}.",
     )

@@ -26,7 +26,7 @@ from parley.wire.codec import ScaledSign
 
 
 class Errors(NamedTuple):
-    """What compression has held back so far."""
+    """What compression has left out so far."""
 
     e_AD: Tensor
     """Of the self-gradients, e^ii."""
@@ -45,7 +45,7 @@ class CompressedClustering(GradientRule):
 
     @property
     def suffix(self) -> str:
-        """α is part of the label where it is not 1."""
+        """α is part of the label unless it is 1."""
         return suffix(self.alpha)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> Errors:
@@ -70,13 +70,13 @@ class OneBit(NamedTuple):
     e_AD: Tensor
     """The new errors of the self-gradients."""
     δ_I: Compressed
-    """The cross-gradients; it has their new errors once it is read."""
+    """The cross-gradients; has their new errors once it has been read."""
 
 
 def one_bit(
     errors: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch, scope: Scope
 ) -> OneBit:
-    """Self- and cross-gradients, compressed, with errors from and for the other steps."""
+    """Compressed self- and cross-gradients, with errors carried from step to step."""
     codec = ScaledSign(hood.sizes if scope == "tensor" else (sum(hood.sizes),))
     g_AD, loss_A = hood.gradient(at_AD, batch)  # line 4
     p_AD = g_AD + errors.e_AD  # line 5

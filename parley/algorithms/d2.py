@@ -1,4 +1,4 @@
-"""D²: D-PSGD that takes the differences between agents' data out of its steps.
+"""D²: D-PSGD that removes the effect of differences between agents' data from its steps.
 
 Tang et al., "D²: decentralized training over decentralized data", ICML 2018.
 
@@ -28,13 +28,13 @@ class State(NamedTuple):
 
     x_AD: Tensor
     old_AD: Tensor
-    """x of the step before."""
+    """x of the previous step."""
     s_AD: Tensor
-    """η g of the step before."""
+    """η g of the previous step."""
 
 
 class D2(Algorithm):
-    """D-PSGD without the bias that unlike data give it, at the same cost."""
+    """D-PSGD without the bias caused by heterogeneous data, at the same cost."""
 
     name = "d2"
     title = "D²"
@@ -43,17 +43,17 @@ class D2(Algorithm):
     no_local_steps = "it takes single gradients out of the next step; led is d2 with local steps"
 
     gamma: float = Field(0.5, gt=0, le=1)
-    """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
+    """γ, the averaging rate. 0.5 works with every symmetric W; some graphs allow more."""
     weight_decay: float = Field(0.0, ge=0)
     """λ: adds λx to the gradient."""
 
     def check(self, topology: Topology) -> None:
-        """Also refuses a γ at which the smallest eigenvalue is not above -1/3."""
+        """Also refuses a γ for which the smallest eigenvalue is not above -1/3."""
         super().check(topology)
         check_rate(self.name, self.gamma, topology)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """As if the agents had rested before, with no gradient: the first step is then plain."""
+        """As if the agents had been at rest with no gradient, so that the first step is plain."""
         return State(x_AD, x_AD, torch.zeros_like(x_AD))
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:

@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 
 class DecentLaM(Algorithm):
-    """D-PSGD with momentum that does not add to the bias of unlike data."""
+    """D-PSGD with momentum that does not add to the bias of heterogeneous data."""
 
     name = "decentlam"
     title = "DecentLaM"

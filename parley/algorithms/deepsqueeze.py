@@ -20,7 +20,7 @@ from parley.neighbourhood import Neighbourhood
 
 
 class HeldBack(NamedTuple):
-    """What compression has held back so far, e."""
+    """What compression has left out so far, e."""
 
     error_AD: Tensor
 
@@ -32,9 +32,9 @@ class CompensatedGossip(AveragingRule):
     title = "DeepSqueeze"
     tells_values: ClassVar[bool] = False
     gamma: float = Field(0.2, gt=0, le=1)
-    """γ, the averaging rate; the coarser the codec, the smaller it has to be."""
+    """γ, the averaging rate; smaller for coarser codecs."""
     codec: CodecSpec = "sign"
-    """C, how models are written on the wire."""
+    """C, how models are encoded."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> HeldBack:
         """Errors start at zero."""
@@ -61,5 +61,5 @@ DeepSqueeze = Named(
     "deepsqueeze",
     "DeepSqueeze",
     Recipe(gradient=Own(), update=SGD(), averaging=CompensatedGossip()),
-    "Step on the own data, then average compressed models; what is cut off is sent next time.",
+    "Steps on the agent's own data, then averages compressed models; the error is sent next time.",
 )

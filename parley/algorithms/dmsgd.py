@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 
 class DMSGD(MomentumSGD):
-    """Averages the models, then steps along the momentum of gradients taken before."""
+    """Averages the models, then steps along the momentum of gradients taken beforehand."""
 
     name = "dmsgd"
     title = "DMSGD"

@@ -21,8 +21,8 @@ DPSGD = Named(
     "dpsgd",
     "D-PSGD",
     Recipe(gradient=Own(), update=SGD(), averaging=Gossip()),
-    'Step on the own data, then average with the neighbours. With gradient_at="mixed" the '
-    "neighbours are averaged first. That is the same sequence of operations cut at another point: "
-    "x⁺ = Wx - η ∇f(Wx).",
+    "Steps on the agent's own data, then averages with the neighbours. With "
+    'gradient_at="mixed" it averages first: the same sequence of operations, cut at another '
+    "point: x⁺ = Wx - η ∇f(Wx).",
     without=("codec",),
 )

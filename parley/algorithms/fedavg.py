@@ -1,4 +1,4 @@
-"""FedAvg: local steps, then an average by a server.
+"""FedAvg: local steps, then averaging by a server.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 AISTATS 2017, with all agents in every round and equal weights.
@@ -28,17 +28,17 @@ class State(NamedTuple):
 
 
 class FedAvg(MomentumSGD):
-    """Local steps on the own data, then a server averages all models."""
+    """Local steps on each agent's own data, then a server averages all models."""
 
     name = "fedavg"
     title = "FedAvg"
     needs = "row-stochastic"
 
     local_steps: int = Field(5, ge=1)
-    """τ, the steps from one averaging to the next."""
+    """τ, the number of local steps between averagings."""
 
     def check(self, topology: Topology) -> None:
-        """Any graph will do: it is not used."""
+        """Accepts any graph, since it is not used."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""

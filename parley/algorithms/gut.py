@@ -23,18 +23,18 @@ from parley.neighbourhood import Neighbourhood
 
 
 class State(NamedTuple):
-    """Models, momentum, and the step before."""
+    """Models, momentum, and the previous step."""
 
     x_AD: Tensor
     v_AD: Tensor
     δ_AD: Tensor
-    """δ of the step before."""
+    """δ of the previous step."""
     old_AD: Tensor
-    """x of the step before."""
+    """x of the previous step."""
     heard_AD: Tensor
-    """Σ_j w_ij x^j of the step before."""
+    """Σ_j w_ij x^j of the previous step."""
     lr_A: Tensor
-    """η of the step before."""
+    """η of the previous step."""
 
 
 class GUT(MomentumSGD):
@@ -48,10 +48,10 @@ class GUT(MomentumSGD):
     gamma: Rate = 1.0
     gradient_at: GradientAt = "own"
     mu: float = Field(0.1, ge=0, lt=1)
-    """μ, the weight of what is tracked."""
+    """μ, the weight of the tracked part."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """As if all had rested before: everyone starts from the same model."""
+        """As if all agents had been at rest: they start from the same model."""
         zeros_AD, ones_A = torch.zeros_like(x_AD), x_AD.new_ones(len(x_AD))
         return State(x_AD, zeros_AD, zeros_AD, x_AD, x_AD, ones_A)
 

@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 
 class MomentumTracking(Algorithm):
-    """Steps along momentum corrected to the mean of all agents', sent beside the models."""
+    """Steps along momentum corrected towards the mean over agents, sent along with the models."""
 
     name = "momentum-tracking"
     title = "Momentum tracking"

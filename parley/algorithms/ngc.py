@@ -33,8 +33,8 @@ Alpha = Annotated[
     Field(
         ge=0,
         le=1,
-        description="α, the share of the data-variant cluster, which calls for a second round of "
-        "messages; the model-variant cluster has the rest.",
+        description="α, the share of the data-variant cluster, which needs a second round of "
+        "messages; the model-variant cluster gets the rest.",
     ),
 ]
 
@@ -49,7 +49,7 @@ class Clustering(GradientRule):
 
     @property
     def suffix(self) -> str:
-        """α is part of the label where it is not 1."""
+        """α is part of the label unless it is 1."""
         return suffix(self.alpha)
 
     def apply(
@@ -73,7 +73,7 @@ NGC = Named(
     "NGC",
     Recipe(gradient=Clustering(), update=SGD(), averaging=Gossip()),
     "Replaces each agent's gradient by the mean of those seen in its neighbourhood. At alpha=0 the "
-    "cross-gradients are used where they are computed and nothing but models is sent. The "
-    "cross-gradients are added up as they come; they are never all in memory at once.",
+    "cross-gradients are used where they are computed, and only models are sent. The "
+    "cross-gradients are added up as they arrive; they are never all in memory at once.",
     without=("codec",),
 )

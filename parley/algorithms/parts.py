@@ -1,9 +1,9 @@
 """The parts that recipes are made of: what each kind does, and the plainest of each kind.
 
 A part is frozen and has its hyper-parameters as fields. What it keeps from step to step is a
-NamedTuple of tensors that `init` makes; every method takes that state and returns the next one
-beside its result. The other parts are in the files of the algorithms they come from. Axes: A agents
-hosted here, I their incoming edges, D flat parameters.
+NamedTuple of tensors created by `init`; every method takes that state and returns the next one
+along with its result. The other parts are in the files of the algorithms they come from. Axes: A
+agents hosted here, I their incoming edges, D flat parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class Part(BaseModel):
     model_config = CONFIG
 
     word: ClassVar[str] = ""
-    """What it is called in the name of a recipe; nothing for what is left out there."""
+    """Its word in the name of a recipe; empty for parts that names leave out."""
     title: ClassVar[str] = ""
     alone: ClassVar[bool] = True
     """Whether its word names an algorithm by itself; otherwise ``dpsgd`` stands before it."""
@@ -52,7 +52,7 @@ class Part(BaseModel):
 
 
 class Found(NamedTuple):
-    """What a gradient rule gives."""
+    """The result of a gradient rule."""
 
     g_AD: Tensor
     loss_A: Tensor
@@ -63,9 +63,9 @@ class GradientRule(Part, ABC):
     """Which gradient an agent steps along."""
 
     looks_around: ClassVar[bool] = False
-    """Whether it asks for the neighbours' models."""
+    """Whether it needs the neighbours' models."""
     needs: ClassVar[Property] = "doubly-stochastic"
-    """What the mixing weights must be."""
+    """The property that the mixing weights must have."""
 
     @property
     def suffix(self) -> str:
@@ -73,19 +73,19 @@ class GradientRule(Part, ABC):
         return ""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> Any:
-        """What it keeps, before the first step."""
+        """Its state before the first step."""
         return Nothing()
 
     @abstractmethod
     def apply(
         self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
     ) -> Found:
-        """The gradients, with self-gradients at `at_AD`; `x_I` are the neighbours' models, given
-        to a rule that looks around."""
+        """The gradients, with self-gradients at `at_AD`; `x_I` are the neighbours' models, for
+        rules that need them."""
 
 
 class Own(GradientRule):
-    """The gradient of the own data at the own model."""
+    """The gradient of the agent's own model on its own data."""
 
     def apply(
         self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
@@ -105,7 +105,7 @@ class UpdateRule(Part, ABC):
 
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
-        """What it keeps, before the first step."""
+        """Its state before the first step."""
 
     @abstractmethod
     def apply(self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float) -> tuple[Tensor, Any]:
@@ -118,7 +118,7 @@ class UpdateRule(Part, ABC):
         return self.apply(state, g_AD, at_AD, lr)
 
     def settle(self, state: Any, old_AD: Tensor, new_AD: Tensor, lr: float) -> Any:
-        """What it learns, once all is averaged, from where the models have gone."""
+        """Updates its state once all is averaged, from how the models have moved."""
         return state
 
 
@@ -143,7 +143,7 @@ class DecayingRule(UpdateRule, ABC):
 
 
 class Velocity(NamedTuple):
-    """What momentum keeps."""
+    """The state of momentum."""
 
     v_AD: Tensor
 
@@ -170,7 +170,7 @@ class SGD(DecayingRule):
 
 
 class Channel(NamedTuple):
-    """What is averaged: as what its bytes are counted, and which random numbers codecs draw."""
+    """What is averaged: how its bytes are counted, and which random numbers codecs draw."""
 
     kind: Kind
     stream: int
@@ -181,38 +181,38 @@ TRACKED = Channel("cross_gradients", 1)
 
 
 class Sent(NamedTuple):
-    """Values on their way to the neighbours, and what comes from these."""
+    """Values on their way to the neighbours, and what the neighbours have sent."""
 
     own_AD: Tensor
-    """What the receivers make of the own values."""
+    """The hosted agents' values as their receivers decode them."""
     heard_I: Mail | None
     """What the neighbours have sent, if they send before the averaging."""
     known_I: Mail | None
-    """What is known of the neighbours' values, if that is the values themselves."""
+    """The neighbours' values, if they are known exactly."""
 
 
 class AveragingRule(Part, ABC):
-    """How values come together with the neighbours'."""
+    """How values are averaged with the neighbours'."""
 
     static: ClassVar[bool] = False
     """Whether the graph must not change."""
     tells_values: ClassVar[bool] = True
-    """Whether neighbours come to know the values, or only parts of them."""
+    """Whether neighbours get to know the values, or only parts of them."""
     keeps_sums: ClassVar[bool] = True
-    """Whether the sum of all agents' values stays what it was."""
+    """Whether the sum of all agents' values is preserved."""
     gamma: Rate = 1.0
 
     @property
     def gossip_rate(self) -> float:
-        """The rate of the further gossip rounds after which models are also tested. They are sent
-        in full, for which a γ that a codec keeps small would be too small."""
+        """The averaging rate of the extra gossip rounds in evaluation. Models are sent in full
+        there, so a γ that is small because of a codec would be too small."""
         return 1.0
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Any:
-        """What it keeps, before the first step.
+        """Its state before the first step.
 
-        `apart`: the values differ from agent to agent. `edges`: what is known of each neighbour's
-        values will be asked for.
+        `apart`: the values differ from agent to agent. `edges`: each neighbour's values, as far as
+        known, will be needed.
         """
         return Nothing()
 
@@ -220,15 +220,15 @@ class AveragingRule(Part, ABC):
     def send(
         self, state: Any, x_AD: Tensor, hood: Neighbourhood, channel: Channel
     ) -> tuple[Sent, Any]:
-        """Sends what has to be sent before values can be averaged; waits for nothing it can do
-        without."""
+        """Sends what has to be sent before values can be averaged; waits for nothing that is not
+        needed yet."""
 
     @abstractmethod
     def mix(self, state: Any, x_AD: Tensor, sent: Sent, hood: Neighbourhood) -> tuple[Tensor, Any]:
-        """The values averaged with the neighbours', for which it waits."""
+        """The values averaged with the neighbours'; waits for those."""
 
     def share(self, state: Any, x_AD: Tensor, hood: Neighbourhood, channel: Channel) -> Any:
-        """Tells the neighbours of values that are done, for their next averaging."""
+        """Sends final values to the neighbours, for their next averaging."""
         return state
 
 
@@ -239,7 +239,7 @@ class Gossip(AveragingRule):
     title = "Gossip"
 
     codec: CodecSpec = "dense"
-    """C, how values are written on the wire."""
+    """C, how values are encoded."""
 
     @property
     def gossip_rate(self) -> float:
@@ -249,7 +249,7 @@ class Gossip(AveragingRule):
     def send(
         self, state: Nothing, x_AD: Tensor, hood: Neighbourhood, channel: Channel
     ) -> tuple[Sent, Nothing]:
-        """All of it; what is sent is also what an agent counts for its own value."""
+        """Sends all values; an agent uses what it sent in place of its own value too."""
         q_AD, q_I = publish(x_AD, hood, self.codec, channel)
         return Sent(q_AD, q_I, q_I), state
 
@@ -269,11 +269,11 @@ def _codec(spec: str, sizes: tuple[int, ...]) -> Codec:
 
 
 def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, channel: Channel) -> tuple[Tensor, Mail]:
-    """Sends values as a codec writes them: what receivers make of the own, and what arrives."""
+    """Sends encoded values: returns them as receivers decode them, and what arrives."""
     return hood.publish(x_AD, _codec(spec, tuple(hood.sizes)), channel.kind, channel.stream)
 
 
-# --- what may stand around them ---------------------------------------------------------------
+# --- optional parts ---------------------------------------------------------------------------
 
 
 class ClippingRule(Part, ABC):
@@ -285,11 +285,11 @@ class ClippingRule(Part, ABC):
 
 
 class Correction(Part, ABC):
-    """A change of the gradients that asks the neighbours about theirs."""
+    """A correction of the gradients that uses the neighbours'."""
 
     @abstractmethod
     def init(self, x_AD: Tensor, hood: Neighbourhood, averaging: AveragingRule) -> Any:
-        """What it keeps, before the first step."""
+        """Its state before the first step."""
 
     @abstractmethod
     def apply(
@@ -299,11 +299,11 @@ class Correction(Part, ABC):
 
 
 class Weighed(NamedTuple):
-    """What a de-biasing gives to be averaged in place of the models."""
+    """What is averaged in place of the models when de-biasing."""
 
     n_AD: Tensor
     by_I1: Tensor | None
-    """By which numbers the neighbours' values are to be divided to give their models."""
+    """The numbers by which to divide the neighbours' values to get their models."""
     state: Any
 
 
@@ -314,14 +314,14 @@ class Debias(Part, ABC):
 
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
-        """What it keeps, before the first step."""
+        """Its state before the first step."""
 
     @abstractmethod
     def weigh(
         self, state: Any, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
     ) -> Weighed:
-        """What is averaged in place of the models, at this rate; with `edges` also what tells the
-        neighbours' models."""
+        """What is averaged in place of the models, at this rate; with `edges` also what is needed
+        to recover the neighbours' models."""
 
     @abstractmethod
     def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """QGM: quasi-global momentum.
 
 Lin et al., "Quasi-global momentum: accelerating decentralized deep learning on heterogeneous data",
-ICML 2021. Momentum follows where the averaged models have gone, not the local gradients:
+ICML 2021. Momentum follows how the averaged models move, not the local gradients:
 
     m = β m̂ + g;   x⁺ = W (x - η (g + β m));   m̂⁺ = μ m̂ + (1 - μ) (x - x⁺) / η
 
@@ -21,7 +21,7 @@ from parley.algorithms.recipe import Named, Recipe
 
 
 class Direction(NamedTuple):
-    """Where the models have been going, m̂."""
+    """The direction in which the models have been moving, m̂."""
 
     m_AD: Tensor
 
@@ -58,5 +58,5 @@ QGM = Named(
     "qgm",
     "QGM",
     Recipe(gradient=Own(), update=QuasiGlobal(), averaging=Gossip()),
-    "D-PSGD whose momentum follows where the averaged models have gone.",
+    "D-PSGD whose momentum follows how the averaged models move.",
 )

@@ -5,8 +5,8 @@ Aketi, Kodge, Roy, "Low precision decentralized distributed training over IID an
 
     x′ = x - η g;   x⁺ = x′ + γ Σ_j (w_ij - I_ij) C(x′^j)
 
-An agent counts for its own value what it has sent, so the mean over agents is kept. C `codec`,
-η `lr`, γ `gamma`.
+An agent uses what it sent in place of its own value, so the mean over agents is preserved.
+C `codec`, η `lr`, γ `gamma`.
 """
 
 from parley.algorithms.parts import SGD, Gossip, Own
@@ -16,5 +16,5 @@ Quantized = Named(
     "quantized",
     "Quantized D-PSGD",
     Recipe(gradient=Own(), update=SGD(), averaging=Gossip(codec="qsgd:8")),
-    "D-PSGD with messages of 8 bits an entry, or what codec says.",
+    "D-PSGD with messages of 8 bits per entry, or as set by codec.",
 )

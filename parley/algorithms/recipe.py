@@ -5,8 +5,8 @@
     x⁺ = average(x + d)     gossip, CHOCO, DeepSqueeze or AdaGossip; with push-sum or without
     x⁺ = average(x) + d     where the gradient needs the neighbours' models, or the mixed one, first
 
-`Recipe` holds the parts and is the algorithm; `Named` is a recipe under a name, with its
-hyper-parameters in a row. Axes: A agents hosted here, I their incoming edges, D flat parameters.
+`Recipe` holds the parts and is the algorithm; `Named` is a recipe under a name, with a flat list of
+hyper-parameters. Axes: A agents hosted here, I their incoming edges, D flat parameters.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ PARTS = ("update", "averaging", "gradient", "correction", "clipping", "debias")
 
 
 class State(NamedTuple):
-    """The models, and what each part keeps; nothing for a part that is not there."""
+    """The models, and the state of each part; empty for a part that is absent."""
 
     x_AD: Tensor
     gradient: Any
@@ -80,10 +80,10 @@ class Recipe(Algorithm):
     gradient_at: GradientAt = "own"
     local_steps: LocalSteps = 1
     called: Any = Field(None, exclude=True, repr=False)
-    """The `Named` that made it; otherwise the parts tell the name."""
+    """The `Named` that created it; otherwise the name follows from the parts."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """The models, and what each part keeps."""
+        """The models, and the state of each part."""
         return State(
             x_AD,
             self.gradient.init(x_AD, hood),
@@ -94,8 +94,8 @@ class Recipe(Algorithm):
         )
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """One iteration. The order of calls is also that of messages: nothing is waited for
-        before whatever can be computed without it has been."""
+        """One iteration. The order of calls is also the order of messages: nothing is waited for
+        until everything that does not depend on it has been computed."""
         if (batch.step + 1) % self.local_steps:
             return self._alone(state, hood, batch, lr)
         x_AD, gradient, correction, update, averaging, debias = state
@@ -169,11 +169,11 @@ class Recipe(Algorithm):
         return ""
 
     def parts(self) -> Iterator[tuple[str, Part]]:
-        """The parts that are there, by field."""
+        """The parts that are present, by field."""
         return ((field, part) for field in PARTS if (part := getattr(self, field)) is not None)
 
     def values(self, given: bool = False) -> dict[str, Any]:
-        """The hyper-parameters of all parts in a row, all or only those that were given."""
+        """The hyper-parameters of all parts in one dict: all, or only those that were given."""
         found: dict[str, Any] = {}
         if not given or "gradient_at" in self.model_fields_set:
             found["gradient_at"] = self.gradient_at
@@ -195,14 +195,14 @@ class Recipe(Algorithm):
 
     @property
     def kind(self) -> "Named":
-        """The named recipe that it is."""
+        """The named recipe it corresponds to."""
         from parley import algorithms  # the table of names, which imports this file
 
         return self.called or algorithms.name_of(self)
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """As it was called, or as its parts say."""
+        """The name it was created with, or that of its parts."""
         return self.kind.name
 
     @property
@@ -212,7 +212,7 @@ class Recipe(Algorithm):
 
     @property
     def needs(self) -> Property:  # type: ignore[override]
-        """What the mixing weights must be."""
+        """The property that the mixing weights must have."""
         return self.debias.needs if self.debias else self.gradient.needs
 
     @property
@@ -227,13 +227,13 @@ class Recipe(Algorithm):
 
     @property
     def gossip_rate(self) -> float:
-        """The rate of the further gossip rounds after which models are also tested."""
+        """The averaging rate of the extra gossip rounds in evaluation."""
         return self.averaging.gossip_rate
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The hyper-parameters of the parts can be read as if they were in a row."""
+            """The hyper-parameters of the parts can be read as attributes of the recipe."""
             if name not in PARTS and not name.startswith("_"):
                 for _, part in self.parts():
                     if name in type(part).model_fields:
@@ -251,8 +251,8 @@ class Recipe(Algorithm):
 
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
-        """Only a recipe with a name has them."""
-        raise BadValue("variant", "as-run", "a named recipe's, as NGC.as_run()")
+        """Only a named recipe has them."""
+        raise BadValue("variant", "as-run", "a named recipe, such as NGC.as_run()")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Recipe":
@@ -260,21 +260,23 @@ class Recipe(Algorithm):
         gradient, averaging = self.gradient.word, self.averaging.word
         if self.gradient.looks_around and not self.averaging.tells_values:
             because = (
-                f"{gradient} needs the neighbours' models, of which {averaging} tells only parts"
+                f"{gradient} needs the neighbours' models, but {averaging} sends only parts of them"
             )
             valid = f"{gradient} with gossip, choco or adagossip"
             raise BadValue("algorithm", spelled(self), valid, because)
         if self.debias and self.gradient.needs == "symmetric":
-            because = f"{gradient} needs symmetric weights, with which push-sum has nothing to do"
-            valid = "push-sum with the own gradient, ngc or compngc"
+            because = f"{gradient} needs symmetric weights, for which push-sum has no effect"
+            valid = "push-sum with an agent's own gradient, ngc or compngc"
             raise BadValue("algorithm", spelled(self), valid, because)
         if self.debias and not self.averaging.keeps_sums:
-            because = f"{averaging} does not keep the sum of all models, by which push-sum lives"
+            because = (
+                f"push-sum relies on the sum of all models, which {averaging} does not preserve"
+            )
             valid = "push-sum with gossip, choco or deepsqueeze"
             raise BadValue("algorithm", spelled(self), valid, because)
         plain = self.averaging == Gossip(gamma=self.averaging.gamma) and type(self.update) is SGD
         if self.gradient_at == "mixed" and (not plain or self.correction or self.debias):
-            because = f"{spelled(self)} takes its gradients at the own model and then averages"
+            because = f"{spelled(self)} takes gradients at the agent's own model, then averages"
             raise BadValue("gradient_at", "mixed", "own", because)
         if self.local_steps > 1 and (because := self.no_local_steps):
             raise BadValue("local_steps", self.local_steps, "1", because)
@@ -282,7 +284,7 @@ class Recipe(Algorithm):
 
 
 def in_a_name(recipe: Recipe) -> list[Part]:
-    """The parts that a recipe is named after: what goes without saying is left out."""
+    """The parts that a recipe is named after: defaults are left out."""
     gradient = (recipe.gradient, recipe.correction, recipe.clipping)
     parts = (*gradient, recipe.update, recipe.averaging, recipe.debias)
     dense = recipe.averaging == Gossip(gamma=recipe.averaging.gamma)
@@ -303,7 +305,7 @@ PLAIN = "dpsgd"
 
 @dataclass(frozen=True)
 class Named:
-    """A recipe under a name: called with hyper-parameters it gives the algorithm.
+    """A recipe under a name: call it with hyper-parameters to get the algorithm.
 
     >>> from parley.algorithms import NGC
     >>> NGC(alpha=0.5, momentum=0.9).label, NGC.options()["alpha"].default
@@ -316,11 +318,11 @@ class Named:
     """The parts; their values are the defaults."""
     idea: str
     without: tuple[str, ...] = ("gradient_at",)
-    """Hyper-parameters of the parts that are not options here, but stay as they are."""
+    """Hyper-parameters of the parts that are fixed rather than options here."""
 
     @property
     def needs(self) -> Property:
-        """What the mixing weights must be."""
+        """The property that the mixing weights must have."""
         return self.recipe.needs
 
     @property
@@ -368,7 +370,7 @@ class Named:
         return self(**self.choices_as_run() | options)
 
     def choices_as_run(self) -> dict[str, Any]:
-        """Those of `AS_RUN` that the algorithm has: all of them, or a refusal."""
+        """The choices of `AS_RUN` that apply; refused unless all of them can be set."""
         return choices_as_run(self.name, self.options())
 
     def fits(self, recipe: Recipe) -> bool:

@@ -1,12 +1,12 @@
-"""RelaySGD: sums that are passed on along a tree.
+"""RelaySGD: sums relayed along a tree.
 
-Vogels et al., "RelaySum for decentralized deep learning on heterogeneous data", NeurIPS 2021. What
-an agent hears from one neighbour it passes on to the others, so that it has the sum over all
-agents, the distant ones a little late:
+Vogels et al., "RelaySum for decentralized deep learning on heterogeneous data", NeurIPS 2021. An
+agent passes on what it hears from one neighbour to the others, so that every agent has the sum over
+all agents, the distant ones a little late:
 
     x^i ← x^i + d;   m(i → j) = x^i + Σ_{k ≠ j} m_old(k → i);   x⁺ = (x^i + Σ_k m(k → i)) / n
 
-All agents start from the same model, so what would have been passed on before is known: m(k → i)
+All agents start from the same model, so the messages from before the start are known: m(k → i)
 starts as that model times the number of agents behind k. η `lr` in d. Axes: A agents hosted here,
 I their incoming and O their outgoing edges, D flat parameters.
 """
@@ -31,11 +31,11 @@ class State(NamedTuple):
     x_AD: Tensor
     v_AD: Tensor
     m_OD: Tensor
-    """At i -> j: m(j → i), the answer to what went along that edge."""
+    """At i -> j: m(j → i), the message that came back along that edge."""
 
 
 class RelaySGD(MomentumSGD):
-    """Passes sums of models on along a tree: an exact average over all, only a little late."""
+    """Relays sums of models along a tree: an exact average over all agents, only a little late."""
 
     name = "relaysgd"
     title = "RelaySGD"
@@ -43,17 +43,17 @@ class RelaySGD(MomentumSGD):
     no_local_steps = "its sums are passed on in every step"
 
     def check(self, topology: Topology) -> None:
-        """Refuses what is not a tree; weights are not used."""
+        """Refuses graphs that are not trees; weights are not used."""
         if topology.phases or topology.directed or len(topology.edges) != 2 * (topology.agents - 1):
             raise BadValue(
                 "topology",
                 topology.name,
                 "a tree: chain, star, tree",
-                "relaysgd works on trees only",
+                "relaysgd only works on trees",
             )
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """As if the common start had been passed on for ever."""
+        """As if the common start had been relayed forever."""
         count = behind(hood.edges)
         count_O1 = x_AD.new_tensor([[count[edge]] for edge in hood.edges_O]).reshape(-1, 1)
         return State(x_AD, torch.zeros_like(x_AD), count_O1 * x_AD[hood.sender_O])
@@ -72,7 +72,7 @@ class RelaySGD(MomentumSGD):
 
 
 def behind(edges: Sequence[Edge]) -> dict[Edge, int]:
-    """For each edge i -> j of a tree the agents on j's side of it.
+    """For each edge i -> j of a tree, the number of agents on j's side of it.
 
     >>> from parley.graphs import chain
     >>> behind(chain(4).edges)[1, 2], behind(chain(4).edges)[2, 1]

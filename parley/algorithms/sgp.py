@@ -1,9 +1,9 @@
 """SGP: stochastic gradient push.
 
 Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, on the push-sum
-protocol of Kempe, Dobra, Gehrke, FOCS 2003. On a directed graph an agent can share out what it has,
-so that nothing is lost (columns of W sum to 1), but not see to it that all receive the same. So it
-shares out a weight as well, and divides by what it receives:
+protocol of Kempe, Dobra, Gehrke, FOCS 2003. On a directed graph an agent can split what it has so
+that nothing is lost (columns of W sum to 1), but cannot ensure that all agents receive the same
+total. So it splits a weight as well, and divides by the weight it receives:
 
     x ← W (x - η g(z));   w ← W w;   z = x / w
 
@@ -23,7 +23,7 @@ from parley.neighbourhood import Neighbourhood
 
 
 class Weights(NamedTuple):
-    """What each agent's model is to be divided by."""
+    """The weight by which each agent's value is divided."""
 
     w_A1: Tensor
 
@@ -36,13 +36,13 @@ class PushSum(Debias):
     needs: ClassVar[Property] = "column-stochastic"
 
     def init(self, x_AD: Tensor) -> Weights:
-        """Everyone has a weight of 1."""
+        """Every agent has weight 1."""
         return Weights(x_AD.new_ones(len(x_AD), 1))
 
     def weigh(
         self, state: Weights, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
     ) -> Weighed:
-        """w z; and w is averaged, at the same rate as that will be."""
+        """w z; w itself is averaged at the same rate."""
         w_A1 = state.w_A1
         w_I = hood.exchange(w_A1)
         new_A1 = torch.lerp(w_A1, hood.average(w_A1, w_I), rate)

@@ -1,8 +1,8 @@
 """SkewScout: communicates as rarely as the skew of the data allows.
 
 Hsieh et al., "The non-IID data quagmire of decentralized machine learning", ICML 2020. Models
-travel: where they are exchanged, the neighbours also test them on their own data and answer with
-the accuracy. If the models lose little on their travels, the agents go longer without averaging:
+travel: when they are exchanged, the neighbours also test them on their own data and reply with the
+accuracy. If the models lose little accuracy there, the agents go longer without averaging:
 
     ℓ = mean over agents of [accuracy at home - mean accuracy at the neighbours]
     h ← min(2 h, longest) if ℓ ≤ tolerance, else max(h / 2, 1)
@@ -29,13 +29,13 @@ class State(NamedTuple):
     x_AD: Tensor
     v_AD: Tensor
     interval_A: Tensor
-    """h, the steps from one averaging to the next."""
+    """h, the number of steps between averagings."""
     waited_A: Tensor
     """Steps since the last averaging."""
     lost_A: Tensor
-    """ℓ, summed over the averagings since the interval was last looked at."""
+    """ℓ, summed over the averagings since the interval was last adjusted."""
     met_A: Tensor
-    """How many those were."""
+    """The number of those averagings."""
 
 
 class SkewScout(MomentumSGD):
@@ -47,15 +47,14 @@ class SkewScout(MomentumSGD):
 
     gamma: Rate = 1.0
     tolerance: float = Field(0.05, ge=0, le=1)
-    """The accuracy that a model may lose at its neighbours."""
+    """How much accuracy a model may lose at its neighbours."""
     longest: int = Field(16, ge=1)
-    """The most steps without averaging."""
+    """The largest number of steps without averaging."""
     travels: int = Field(4, ge=1)
-    """Averagings, with a test of the travelling models, from one look at the interval to the
-    next."""
+    """The number of exchanges between adjustments of the interval."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Everyone averages in every step at first."""
+        """At first, agents average in every step."""
         zeros_A = x_AD.new_zeros(len(x_AD))
         return State(x_AD, torch.zeros_like(x_AD), zeros_A + 1, zeros_A, zeros_A, zeros_A)
 
@@ -77,13 +76,13 @@ class SkewScout(MomentumSGD):
 
     def control(self, interval_A: Tensor, lost_A: Tensor) -> Tensor:
         """The next interval."""
-        # Sums over workers are rounded in another order: a tie is none of the rounding's business.
+        # Sums over workers may be rounded differently: rounding must not decide a tie.
         longer_A = lost_A <= self.tolerance + 1e-6
         return torch.where(longer_A, 2 * interval_A, interval_A / 2).clamp(1, self.longest)
 
 
 def lost_on_travels(x_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch) -> Tensor:
-    """Accuracy at home less the mean accuracy at the neighbours, of each hosted agent's model."""
+    """Accuracy at home minus the mean accuracy at the neighbours, for each hosted agent."""
     home_A = hood.accuracy(x_AD, batch)[:, 0]
     away_O = hood.send_back(hood.cross_accuracy(x_I, batch), kind="models")[:, 0]
     count_A = torch.bincount(hood.sender_O, minlength=len(x_AD)).clamp(min=1)

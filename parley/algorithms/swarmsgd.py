@@ -1,4 +1,4 @@
-"""SwarmSGD: neighbours meet at random, two by two.
+"""SwarmSGD: neighbours meet in random pairs.
 
 Nadiradze et al., "Asynchronous decentralized SGD with quantized and local updates", NeurIPS 2021.
 
@@ -38,21 +38,21 @@ class SwarmSGD(MomentumSGD):
     needs = "symmetric"
 
     local_steps: int = Field(1, ge=1)
-    """τ, the steps from one averaging to the next."""
+    """τ, the number of local steps between averagings."""
     pairs: Literal["one", "many"] = "one"
-    """How many edges meet at a time: one as printed, or a random maximal set of edges of which no
-    two share an agent."""
+    """How many pairs meet at a time: one as printed, or a random maximal set of edges that share no
+    agent."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """One local step of those that meet, and their averaging if it is due."""
+        """One local step for the agents that meet, and their averaging if it is due."""
         x_AD, v_AD = state
         pairs = self.drawn(hood.edges, hood.seed, batch.step // self.local_steps)
         busy = {agent for pair in pairs for agent in pair}
-        alone = len(hood.everyone) == 1  # nobody to meet, but something to learn
+        alone = len(hood.everyone) == 1  # no one to meet, but it can still train
         active_A = torch.tensor([alone or a in busy for a in hood.agents], device=x_AD.device)
         g_AD, loss_A = hood.gradient(x_AD, batch, active_A)
         d_AD, new_v_AD = self.descend(g_AD, x_AD, v_AD, lr)

@@ -21,13 +21,13 @@ from parley.neighbourhood import Neighbourhood
 
 
 class Tracked(NamedTuple):
-    """The estimate, and what it needs for the next."""
+    """The estimate, and what the next one needs."""
 
     y_AD: Tensor
     g_AD: Tensor
-    """The gradient of the step before."""
+    """The gradient of the previous step."""
     averaging: Any
-    """What the averaging rule keeps of y, beside what it keeps of the models."""
+    """The state of the averaging rule for y, separate from that for the models."""
 
 
 class Tracking(Correction):
@@ -58,5 +58,5 @@ GradientTracking = Named(
     "tracking",
     "Gradient tracking",
     Recipe(gradient=Own(), correction=Tracking(), update=SGD(), averaging=Gossip()),
-    "Steps along an estimate of all agents' mean gradient, which is sent beside the models.",
+    "Steps along an estimate of all agents' mean gradient, which is sent along with the models.",
 )

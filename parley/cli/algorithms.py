@@ -20,7 +20,9 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 def list_algorithms(
     name: Annotated[
         str | None,
-        typer.Argument(help="One of them, to see its options.", metavar="NAME", show_default=False),
+        typer.Argument(
+            help="An algorithm, to see its options.", metavar="NAME", show_default=False
+        ),
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -23,7 +23,7 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 @app.command()
 @takes_experiment(
-    algorithm="One algorithm, in place of --algorithms.",
+    algorithm="One algorithm, instead of --algorithms.",
     workers="Processes that share the agents of each run. (default: 1)",
 )
 def compare(
@@ -32,13 +32,15 @@ def compare(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated, with any options behind colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
+            help="Comma-separated, with any options after colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
             f"relaysgd:topology=chain. Or: all. (default: {comparison.PAPER})",
             metavar="LIST",
             show_default=False,
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Runs of each, from --seed on.", metavar="N")] = "3",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds per method, starting from --seed.", metavar="N")
+    ] = "3",
     parallel: Parallel = None,
     partitions: Annotated[
         str | None,
@@ -52,7 +54,7 @@ def compare(
     tuned: Annotated[
         Path | None,
         typer.Option(
-            help="Each method with the settings found by parley tune: its tuned.toml.",
+            help="A tuned.toml from parley tune, with settings for each method.",
             metavar="FILE",
             show_default=False,
         ),
@@ -60,7 +62,7 @@ def compare(
     tune: Annotated[
         str | None,
         typer.Option(
-            help="Tune first, with so many trials for each method and partition.",
+            help="Tune first, with this many trials per method and partition.",
             metavar="TRIALS",
             show_default=False,
         ),
@@ -75,8 +77,8 @@ def compare(
 
     Prints a table and writes it with all records and a picture of the curves.
 
-    Flags go to every algorithm, hyper-parameters to those that have them. What stands behind a name
-    wins, and the table names what differs.
+    Flags apply to every algorithm, hyper-parameters to those that have them. Options after a name
+    override flags, and the table shows what differs.
 
     [bold]parley compare --algorithms dpsgd,ngc:alpha=0,ngc --seeds 3 --epochs 30[/bold]
 
@@ -90,8 +92,8 @@ def compare(
     if tuned and tune:
         raise BadValue("tune", tune, "either --tune or --tuned")
     if tuned and "lr" in given:
-        valid = f"none, or behind a name: {methods[0].name}:lr={given['lr']}"
-        raise BadValue("lr", given["lr"], valid, "--tuned says it for each method")
+        valid = f"none, or after a name: {methods[0].name}:lr={given['lr']}"
+        raise BadValue("lr", given["lr"], valid, "--tuned sets it for each method")
     if tune:
         refuse_rates(given, methods)
     if partitions or tuned or tune or algorithms == "all":
@@ -161,7 +163,7 @@ def run_comparison(
     as_json: bool = False,
     log: tuple[str, ...] = (),
 ) -> None:
-    """Runs every experiment with so many seeds, on one partition, and prints the table."""
+    """Runs every experiment with each of the seeds, on one partition, and prints the table."""
     at_once = count("parallel", parallel) if parallel else usable_cores()
     jobs = comparison.jobs(experiments, seeds, out, log)
     with stoppable(out):

@@ -24,7 +24,7 @@ def show_data(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A dataset; without one, lists those known by name.",
+            help="A dataset; without one, lists the named ones.",
             metavar="NAME",
             show_default=False,
         ),
@@ -33,7 +33,7 @@ def show_data(
     json_: Json = False,
     **flags: Any,
 ) -> None:
-    """Look at a dataset and at who would hold what.
+    """Look at a dataset and how it would be split among agents.
 
     [bold]parley data digits --agents 10 --partition dirichlet:0.3 --picture who.png[/bold]
     """
@@ -42,7 +42,10 @@ def show_data(
         if json_:
             print(json.dumps(known))
             return
-        other = ("owner/name", "any image dataset of the hub, or a local folder of its layout")
+        other = (
+            "owner/name",
+            "any image dataset on the hub, or a local folder with the same layout",
+        )
         shown = Table(["name", "what it is"], [*known.items(), other], frozenset({0, 1}))
         screen.print(shown.terminal())
         return
@@ -73,7 +76,7 @@ def show_data(
 
 
 def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
-    """A column for each class, or where that is too wide a list of what each agent holds."""
+    """One column per class or, if that is too wide, a list of what each agent holds."""
     wide = 14 + sum(2 + max(len(name), len(str(held.max()))) for name in classes) <= screen.width
     rows = []
     for agent, counts in enumerate(held):

@@ -18,12 +18,12 @@ def demo(
     out: Out = None,
     parallel: Parallel = None,
 ) -> None:
-    """See what it does, offline, in about a minute.
+    """See what Parley does, offline, in about a minute.
 
-    Ten agents on a ring, each with one digit only, and six ways to learn all ten together.
+    Ten agents on a ring, each with only one digit, and six ways to learn all ten together.
     """
     console.print(
-        "Ten agents on a ring. Each has seen one of the ten digits and talks with two neighbours.\n"
+        "Ten agents on a ring. Each has seen one of the ten digits and talks to two neighbours.\n"
         "Six algorithms, three seeds, the same settings for all:",
         highlight=False,
     )

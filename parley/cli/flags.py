@@ -1,4 +1,4 @@
-"""Flags for every field of an experiment and of the algorithms, made from the fields themselves."""
+"""Flags for every field of an experiment and of the algorithms, generated from the fields."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
 
 WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
-MEASURED, CARRIED_OUT = "What is measured", "How it is carried out"
+MEASURED, CARRIED_OUT = "What is measured", "How it is run"
 PANELS = dict.fromkeys(("evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
 PANELS |= dict.fromkeys(HOW, CARRIED_OUT)
 
@@ -38,8 +38,8 @@ def _flag(
 
 
 def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> inspect.Parameter:
-    """Its help is the sentence below the field, and `note`, by default the field's default. Its
-    value is text, for the experiment to check: flags and TOML get the same errors."""
+    """The flag for a field. Its help is the field's description and `note`, by default the field's
+    default. Its value is text that the experiment checks: flags and TOML get the same errors."""
     sentences = [" ".join((field.description or "").split())]
     if get_origin(field.annotation) is Literal:
         sentences.append(f"One of {', '.join(get_args(field.annotation))}.")
@@ -61,7 +61,7 @@ def _shown(default: object) -> str:
 
 
 def _hyper_parameter(name: str) -> inspect.Parameter:
-    """The flag of what several algorithms may have, each with a default and a range of its own."""
+    """The flag for a hyper-parameter of several algorithms, each with its own default and range."""
     having = {k: a.options()[name] for k, a in WITH_OPTIONS.items() if name in a.options()}
     having = {k: having[k] for k in having if k in ALGORITHMS} or having
     lacking = [key for key in ALGORITHMS if key not in having]
@@ -83,25 +83,25 @@ def _hyper_parameter(name: str) -> inspect.Parameter:
 
 
 TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-option", "dataset")}
-"""Fields that are tables: their flag, and what it is about."""
+"""Fields that are tables: their flag, and what it sets."""
 
 
 def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
     for name, field in Experiment.model_fields.items():
         if name == "from_python":
-            continue  # nothing that a flag could give
+            continue  # cannot be set by a flag
         if name in helps:
             yield _flag(name, helps[name], PANELS.get(name, WHAT))
         elif name in TABLES:
             flag, what = TABLES[name]
-            help_ = f"An option of the {what}; may be repeated."
+            help_ = f"An option of the {what}; may be given several times."
             yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
     for name in dict.fromkeys(n for a in WITH_OPTIONS.values() for n in a.options()):
         yield _hyper_parameter(name)
-    help_ = "Sets all choices in which the NGC paper and its authors' code differ; flags beside it "
-    yield _flag("variant", f"{help_}win. One of {', '.join(VARIANTS)}.", HYPER)
+    help_ = "Sets all choices in which the NGC paper and its authors' code differ; other flags "
+    yield _flag("variant", f"{help_}override it. One of {', '.join(VARIANTS)}.", HYPER)
 
 
 def takes_experiment(
@@ -109,7 +109,7 @@ def takes_experiment(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a command the flags of an experiment, all or those named, in place of ``**flags``.
 
-    `helps` are the words for those that mean something else to this command.
+    `helps` are texts for those that mean something else in this command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -132,13 +132,13 @@ def given_options(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """What a file says, with flags on top."""
+    """The options in a file, overridden by flags."""
     options = on_top(read_file(file) if file else {}, given)
     if missing := options.get("from_python"):
         what = " and ".join(missing)
         named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]
-        valid = ", or ".join(["the Python program that gave them", *named])
-        because = f"its {what} came from Python, and no file holds them"
+        valid = ", or ".join(["the Python program that provided them", *named])
+        because = f"its {what} came from Python and cannot be stored in a file"
         raise BadValue("experiment", str(file), valid, because)
     return options
 

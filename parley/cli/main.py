@@ -1,4 +1,4 @@
-"""The ``parley`` command: which commands there are, and what becomes of errors and signals.
+"""The ``parley`` command: its subcommands, and how errors and signals are handled.
 
 A command's module is imported when the command is run. Torch takes seconds to load, which
 ``parley --help``, ``parley --version`` and ``parley dash`` do not need.
@@ -22,24 +22,24 @@ from parley.version import full_version
 from parley.watch import log
 
 COMMANDS = {
-    "demo": "See what it does, offline, in about a minute.",
+    "demo": "See what Parley does, offline, in about a minute.",
     "train": "Train one model among peers.",
     "compare": "Run several algorithms with several seeds side by side.",
     "tune": "Find learning rates by a small seeded search, with the same budget for every method.",
-    "report": "One page about one or more runs, to look at and to send.",
-    "dash": "Follow runs on a local web page, while they go on and afterwards.",
+    "report": "One page about one or more runs, to read and to share.",
+    "dash": "Follow runs on a local web page, live and afterwards.",
     "algorithms": "List the algorithms, or the options of one.",
-    "topology": "Check a graph: spectral gap, diameter, weights, and what a round costs.",
-    "data": "Look at a dataset and at who would hold what.",
-    "reproduce": "The tables and figures of the NGC paper: list them, run them, and see ours "
-    "beside the paper's.",
+    "topology": "Check a graph: spectral gap, diameter, weights and traffic.",
+    "data": "Look at a dataset and how it would be split among agents.",
+    "reproduce": "The tables and figures of the NGC paper: list them, run them, and compare ours "
+    "with the paper's.",
 }
 """Every command, with the first sentence of its help. Its module in this package has its name."""
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of a command that was stopped by Ctrl-C, and by SIGTERM."""
 
-# UsageError. Recent typer brings a click of its own, so click's name for it may be another class.
+# UsageError. Recent typer ships its own click, so click's own class may be a different one.
 WrongUse: Any = typer.BadParameter.__base__
 
 
@@ -48,11 +48,11 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        # What the help, and the hint after a misspelt name, need of a command.
+        # What the help, and the hint after a misspelt name, need to know about a command.
         self.commands = {n: TyperCommand(n, help=said) for n, said in COMMANDS.items()}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All of them, in the order of the help."""
+        """All commands, in the order of the help."""
         return list(COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -88,7 +88,7 @@ def _flags(
         bool,
         typer.Option(
             "-v", "--verbose",
-            help="Say more: what is chosen, awaited and written.",
+            help="Print more: what is chosen, awaited and written.",
             metavar="", expose_value=False,
             callback=lambda value: log.show(logging.DEBUG) if value else None,
         ),
@@ -97,7 +97,7 @@ def _flags(
         bool,
         typer.Option(
             "-q", "--quiet",
-            help="Say nothing but results, warnings and errors.",
+            help="Print only results, warnings and errors.",
             metavar="", expose_value=False,
             callback=lambda value: log.show(logging.WARNING) if value else None,
         ),
@@ -108,7 +108,7 @@ def _flags(
 app = typer.Typer(
     cls=Commands,
     help="Decentralized learning: peers with different, private data train one model together, "
-    "with no server. Begin with [bold]parley demo[/bold].",
+    "with no server. Start with [bold]parley demo[/bold].",
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -152,7 +152,9 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what follows must not be cut
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # once is enough: what follows must not be interrupted
     raise Stopped
 
 
@@ -168,7 +170,7 @@ def _complain(message: str) -> int:
     if speaks():
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        # torchrun ends all processes of a host as soon as one has failed, which must not be before
+        # torchrun ends all processes of a host as soon as one fails, which must not happen before
         # the first has told the user what is wrong.
         time.sleep(30)
     return 2

@@ -1,4 +1,4 @@
-"""Several methods at once, as ``parley compare`` and ``parley tune`` take them."""
+"""Several methods at once, for ``parley compare`` and ``parley tune``."""
 
 import logging
 from pathlib import Path
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def chosen_methods(
     file: Path | None, given: dict[str, Any], algorithms: str | None, default: str
 ) -> tuple[dict[str, Any], list[comparison.Method]]:
-    """What a file and flags say for all methods, and the methods with what is said for each."""
+    """The options for all methods, from a file and flags, and the methods with their own."""
     one = given.pop("algorithm", None)
     if one and algorithms:
         raise BadValue("algorithm", one, "either --algorithm or --algorithms")
@@ -35,10 +35,10 @@ def chosen_methods(
 
 
 def refuse_rates(given: dict[str, Any], methods: list[comparison.Method]) -> None:
-    """A learning rate that is asked for, where tuning would put another in its place."""
+    """Refuses a given learning rate that tuning would replace."""
     asked = [m.settings["lr"] for m in methods if "lr" in m.settings]
     for rate in [given["lr"]] if "lr" in given else asked:
-        raise BadValue("lr", rate, "none, or no tuning", "tuning looks for it")
+        raise BadValue("lr", rate, "no lr, or no tuning", "tuning chooses it")
 
 
 def on_partitions(
@@ -49,7 +49,7 @@ def on_partitions(
     fitting = []
     for method in methods:
         if "partition" in method.settings:
-            valid = "one partition for all methods, or several by --partitions"
+            valid = "one partition for all methods, or several with --partitions"
             raise BadValue("algorithms", f"{method.name}:partition=…", valid)
         asked = method.experiment(options)
         if "topology" in method.settings:
@@ -59,7 +59,7 @@ def on_partitions(
             one = whole_field.fitting(asked)
         if asked.topology != one.topology:
             where = f"{one.algorithm.label} runs on {one.topology}"
-            log.info("%s, for it cannot use %s", where, asked.topology)
+            log.info("%s, since it cannot use %s", where, asked.topology)
         fitting.append(one)
     return {name: [one.replace(partition=name) for one in fitting] for name in chosen}
 

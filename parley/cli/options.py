@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is checked about their values."""
+"""Options that several commands share, and checks of their values."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
-        help="Folder for what is written. (default: a new one in runs/)",
+        help="Folder to write to. (default: a new one in runs/)",
         metavar="FOLDER",
         show_default=False,
     ),
@@ -21,7 +21,7 @@ Out = Annotated[
 Resume = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Go on with what --out holds, from the last checkpoints.", metavar=""
+        "--resume", help="Continue what --out holds, from the last checkpoints.", metavar=""
     ),
 ]
 Json = Annotated[
@@ -34,7 +34,7 @@ Log = Annotated[
     str | None,
     typer.Option(
         "--log",
-        help="Also tell trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+        help="Also log to trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
         "folder). Needs parley-learning\\[trackers].",
         metavar="LIST",
         show_default=False,
@@ -43,7 +43,7 @@ Log = Annotated[
 File = Annotated[
     Path | None,
     typer.Argument(
-        help="A TOML file with the same fields as the flags; flags win.",
+        help="A TOML file with the same fields as the flags; flags override it.",
         metavar="FILE",
         show_default=False,
     ),
@@ -51,7 +51,9 @@ File = Annotated[
 Parallel = Annotated[
     str | None,
     typer.Option(
-        help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
+        help="How many runs in parallel. (default: the number of cores)",
+        metavar="N",
+        show_default=False,
     ),
 ]
 Picture = Annotated[
@@ -73,7 +75,7 @@ def count(name: str, value: str) -> int:
 
 
 def check_picture(picture: Path | None) -> None:
-    """Before the work is done."""
+    """Refuses a picture that cannot be written, before any work is done."""
     if picture and picture.suffix.removeprefix(".").lower() not in ENDINGS:
         valid = "a file that ends in " + ", ".join(f".{ending}" for ending in ENDINGS)
         raise BadValue("picture", str(picture), valid)
@@ -84,7 +86,7 @@ def check_picture(picture: Path | None) -> None:
 def output_folder(out: Path | None, resume: bool, stem: str) -> Path:
     """Where to write: as given, or a new folder in runs/."""
     if resume and out is None:
-        raise BadValue("out", None, "the folder to go on with", "--resume needs it")
+        raise BadValue("out", None, "the folder to resume", "--resume needs it")
     if resume and out and not out.is_dir():
-        raise BadValue("out", str(out), "a folder to go on with", "--resume found none")
+        raise BadValue("out", str(out), "a folder to resume", "it does not exist")
     return out or folder.fresh_name(Path("runs"), stem.replace("/", "-").replace("_", "-"))

@@ -22,7 +22,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, of comparisons, or that hold such folders.",
+            help="Folders of runs or comparisons, or folders that contain such folders.",
             metavar="RUN...",
             show_default=False,
         ),
@@ -48,10 +48,10 @@ def report(
         typer.Option("--json", help="Print what was written as one JSON object.", metavar=""),
     ] = False,
 ) -> None:
-    """One page about one or more runs, to look at and to send.
+    """One page about one or more runs, to read and to share.
 
-    A single HTML file that needs nothing else: open it from disk, mail it, print it. Seeds of one
-    experiment are averaged. Runs that are still going on are shown as far as they have come.
+    A single self-contained HTML file: open it from disk, mail it, print it. Seeds of one experiment
+    are averaged. Unfinished runs are shown up to their last record.
 
     [bold]parley report runs/demo-001[/bold]
 
@@ -72,7 +72,7 @@ def report(
         write_atomically(out, page(groups, published=find_cell))
         drawn = draw_pictures(groups, pictures) if pictures is not None else []
     except OSError as error:
-        raise BadValue("out", str(out), "a file that can be written", str(error)) from None
+        raise BadValue("out", str(out), "a writable file", str(error)) from None
     if json_:
         print(json.dumps({"page": str(out), "pictures": [str(path) for path in drawn]}))
         return

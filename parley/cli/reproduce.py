@@ -20,7 +20,8 @@ from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
 from parley.reproduce.collect import collect
 from parley.reproduce.pictures import draw_all
-from parley.reproduce.presets import CHOICES, METHODS, TABLES, Preset, presets, select
+from parley.reproduce.preset import CHOICES, LABELS, Preset
+from parley.reproduce.presets import TABLES, presets, select
 from parley.reproduce.theory import bounds
 from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.results.table import Table
@@ -28,10 +29,10 @@ from parley.watch.log import console
 
 
 class NameOrCommand(TyperGroup):
-    """What is not a command is the name of a preset, to be run."""
+    """Anything that is not a command is the name of a preset to run."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts ``run`` before it; without anything, ``run`` lists."""
+        """Inserts ``run``, which lists the presets if no name follows."""
         if not args or (args[0] not in self.commands and args[0] != "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -39,7 +40,7 @@ class NameOrCommand(TyperGroup):
 
 app = typer.Typer(
     cls=NameOrCommand,
-    help="The tables and figures of the NGC paper: list them, run them, and see ours beside the "
+    help="The tables and figures of the NGC paper: list them, run them, and compare ours with the "
     "paper's. [bold]parley reproduce[/bold] lists; [bold]parley reproduce fashion_mnist "
     "--agents 10 --seeds 3[/bold] runs.",
     rich_markup_mode="rich",
@@ -70,27 +71,27 @@ def run(
         str | None,
         typer.Argument(
             help="A preset, the beginning of its name, a table, a figure, or all. "
-            "Without one, lists what there is.",
+            "Without one, lists the presets.",
             metavar="[NAME]",
             show_default=False,
         ),
     ] = None,
     agents: Annotated[
         str | None,
-        typer.Option(help="Only those of so many agents.", metavar="N", show_default=False),
+        typer.Option(help="Only presets with this many agents.", metavar="N", show_default=False),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            help=f"Only some of {', '.join(METHODS)}.", metavar="LIST", show_default=False
-        ),
+        typer.Option(help=f"Only some of {', '.join(LABELS)}.", metavar="LIST", show_default=False),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Runs of each, from seed 0 on.", metavar="N")] = "1",
+    seeds: Annotated[
+        str, typer.Option(help="Runs of each, starting from seed 0.", metavar="N")
+    ] = "1",
     variant: Annotated[
         str,
         typer.Option(
             help="as-run, like the authors' code; as-printed; or as-run-but-CHOICES, with "
-            f"one or several of these as printed, commas between: {', '.join(CHOICES)}.",
+            f"one or more of these as printed, comma-separated: {', '.join(CHOICES)}.",
             metavar="TEXT",
         ),
     ] = "as-run",
@@ -103,7 +104,7 @@ def run(
     fraction: Annotated[
         str | None,
         typer.Option(
-            help="A share of the training data, the same of every class: a reduced run.",
+            help="A share of the training data, equal for every class: a reduced run.",
             metavar="NUMBER",
             show_default=False,
         ),
@@ -112,7 +113,9 @@ def run(
     parallel: Annotated[
         str | None,
         typer.Option(
-            help="Runs at a time. (default: the number of cores)", metavar="N", show_default=False
+            help="How many runs in parallel. (default: the number of cores)",
+            metavar="N",
+            show_default=False,
         ),
     ] = None,
     data_root: Annotated[
@@ -122,13 +125,16 @@ def run(
         ),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Show what would be run, and what it costs.", metavar="")
+        bool,
+        typer.Option(
+            "--list", help="Show what would be run, and how long it would take.", metavar=""
+        ),
     ] = False,
     json_: Json = False,
 ) -> None:
-    """List the presets, or run those that a name stands for.
+    """List the presets, or run those that match a name.
 
-    What is done already is skipped; after Ctrl-C the same command goes on.
+    Finished runs are skipped; after Ctrl-C the same command continues.
     """
     chosen = select(
         name or "all",
@@ -143,7 +149,9 @@ def run(
         data_root,
     )
     at_once = _whole("parallel", parallel) or usable_cores()
-    todo = campaign.jobs(chosen, order, out)  # refuses what cannot be, before anything is timed
+    todo = campaign.jobs(
+        chosen, order, out
+    )  # refuses invalid combinations before anything is timed
     if name is None or list_:
         rows = cost_rows(chosen, order)
         if list_:
@@ -160,7 +168,7 @@ def run(
     try:
         became = campaign.run(todo, at_once, out)
     except KeyboardInterrupt as stop:
-        console.print("\nstopped; the same command goes on", highlight=False)
+        console.print("\nstopped; the same command continues", highlight=False)
         raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
     counts = {state: len(jobs) for state, jobs in became.items()}
     if json_:
@@ -178,7 +186,7 @@ def run(
 
 
 def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
-    """What each preset costs, one seed of it; networks not yet timed here are timed now."""
+    """The cost of one seed of each preset; networks not yet timed here are timed now."""
     calibration = costs.Calibration()
     new = dict.fromkeys(p.model for p in chosen if calibration.known(p) is None)
     if new and sys.stderr.isatty():
@@ -205,7 +213,7 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
 
 
 def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
-    """A line for each group of methods that are compared."""
+    """One line per group of methods that are compared."""
     for table, title in TABLES.items():
         lines = []
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -221,8 +229,8 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
             headings = ["name", "runs", "epochs", "gradients", "one core"]
             screen.print(Table(headings, lines, title=f"{table}: {title}").terminal())
     screen.print(
-        f"Behind each name of a table stands a method: {', '.join(METHODS)}. Gradients (of single "
-        "samples) and time are of one seed of all runs in a line. parley reproduce NAME --list "
+        f"Append a method to a name in a table: {', '.join(LABELS)}. Gradients (of single "
+        "samples) and time are for one seed of all runs in a line. parley reproduce NAME --list "
         "shows each run, parley reproduce NAME runs them.",
         highlight=False,
     )
@@ -263,8 +271,8 @@ def show_report(
     markdown: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write it as Markdown; a file that exists must have the marks of an "
-            "earlier report, between which it is renewed. (default: report.md in --out)",
+            help="Markdown file to write; an existing one must have the marks of an earlier "
+            "report, which is replaced. (default: report.md in --out)",
             metavar="FILE",
             show_default=False,
         ),
@@ -272,14 +280,14 @@ def show_report(
     pictures: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for pictures. (default: pictures beside the Markdown)",
+            help="Folder for pictures. (default: pictures next to the Markdown)",
             metavar="FOLDER",
             show_default=False,
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show ours beside the paper's, cell by cell, and draw the figures."""
+    """Show our results next to the paper's, cell by cell, and draw the figures."""
     found = collect(out)
     if not found.results and not found.refused:
         raise BadValue("out", str(out), "a folder with results of parley reproduce")
@@ -316,7 +324,7 @@ def pack(
     ],
     out: Out = Path("results"),
 ) -> None:
-    """Copy finished runs without their checkpoints, small enough to be kept for good.
+    """Copy finished runs without their checkpoints, small enough to keep.
 
     [bold]parley reproduce report[/bold] works from the copy.
     """
@@ -327,7 +335,7 @@ def pack(
 @app.command("resources")
 def show_resources(
     all_: Annotated[
-        bool, typer.Option("--all", help="Also the figures that agree.", metavar="")
+        bool, typer.Option("--all", help="Also show the figures that agree.", metavar="")
     ] = False,
     measure: Annotated[
         str | None,
@@ -339,7 +347,7 @@ def show_resources(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Communication and memory against the printed tables; names the misprints."""
+    """Compare communication and memory with the printed tables; lists the misprints."""
     counted = [(p, resources.measure(p)) for p in select(measure)] if measure else []
     communication, memory = resources.communication(), resources.memory()
     if json_:
@@ -378,9 +386,9 @@ def show_resources(
     screen.print(
         "Formula: [steps·f + 51]·degree·(P + 1)·4 / 2³⁰; f = 1 for D-PSGD and NGC α=0, 2 for CGA "
         "and NGC, 1 + 1/32 for CompCGA and CompNGC; 51 for the final gossip. Half (33/64) of "
-        "NGC's: outside of the CIFAR-10 table the paper has divided NGC's figure, final gossip and "
-        "all, which is the same for every method. The paper's 32× is the second round alone: with "
-        "the models, the total falls by 1.94×.",
+        "NGC's: outside the CIFAR-10 table the paper divides NGC's whole figure, although the "
+        "final gossip is the same for every method. The paper's 32× is the second round alone: "
+        "with the models, the total falls by 1.94×.",
         highlight=False,
         markup=False,
     )
@@ -411,14 +419,14 @@ def show_theory(
     picture: Annotated[
         Path | None,
         typer.Option(
-            help="Also check the lemmas and the rate on quadratics, and draw it; half a minute.",
+            help="Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
             metavar="FILE",
             show_default=False,
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Theorem 1's step sizes and constants for a graph, and why there are no such step sizes."""
+    """Show Theorem 1's step sizes and constants for a graph, and why no step size satisfies it."""
     graph = topologies.parse(topology, _whole("agents", agents))
     some = "a number"
     big_l = _number("smoothness", smoothness, some) or 0.0
@@ -428,7 +436,7 @@ def show_theory(
     rate = sizes.upper if given is None else given
     constants = bounds.Constants.of(rate, big_l, beta) if beta else None
     if picture:
-        # With several threads, small matrices take many times as long where others work too.
+        # With several threads, small matrices take many times as long on a busy machine.
         with console.status("checking lemmas and rate on quadratics"), threads(1):
             draw_theory(picture)
     if json_:
@@ -439,7 +447,7 @@ def show_theory(
     rows = []
     rows.append(["√ρ", f"{bounds.root_rho(graph):.6g}"])
     rows.append(["η must be above", f"{sizes.lower:.6g}   (1-β)²/(βL)"])
-    rows.append(["and at most", f"{sizes.upper:.6g}   at any graph at most {sizes.cap:.6g}"])
+    rows.append(["and at most", f"{sizes.upper:.6g}   at most {sizes.cap:.6g} on any graph"])
     rows.append(["step sizes", bounds.WHY_EMPTY])
     if constants:
         for name, value in zip(constants._fields, constants, strict=True):

@@ -1,4 +1,4 @@
-"""What every command prints with: stdout for results, and a word on stderr when it is stopped."""
+"""Output that commands share: stdout for results, and a hint on stderr when one is stopped."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,11 +30,13 @@ def pairs(lines: Mapping[str, str]) -> Table:
 
 @contextmanager
 def stoppable(out: Path) -> Iterator[None]:
-    """Ctrl-C (or SIGTERM) ends the command with a word on how to go on."""
+    """On Ctrl-C or SIGTERM, ends the command with a hint on how to continue."""
     try:
         yield
     except KeyboardInterrupt as stop:
         if is_first():
-            how = f"; to go on: the same command with --out {out} --resume" if out.is_dir() else ""
+            how = (
+                f"; to continue: the same command with --out {out} --resume" if out.is_dir() else ""
+            )
             console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None

@@ -34,25 +34,28 @@ def topology(
     agents: Annotated[
         str | None,
         typer.Option(
-            help="Number of peers; a file or torus:2x5 says it itself.",
+            help="Number of agents, unless SPEC states it, as a file or torus:2x5 does.",
             metavar="N",
             show_default=False,
         ),
     ] = None,
     parameters: Annotated[
-        str, typer.Option(help="Size of the model whose cost is shown: LeNet-5's.", metavar="N")
+        str,
+        typer.Option(
+            help="Size of the model whose traffic is shown (default: LeNet-5).", metavar="N"
+        ),
     ] = "61706",
     picture: Picture = None,
     json_: Json = False,
     **flags: Any,
 ) -> None:
-    """Check a graph: spectral gap, diameter, weights, and what a round costs.
+    """Check a graph: spectral gap, diameter, weights and traffic.
 
     [bold]parley topology ring --agents 10[/bold]
 
     [bold]parley topology circulant:1,5 --agents 20 --picture graph.png[/bold]
 
-    A graph that changes from step to step, with its period and whether that is the exact mean:
+    A graph that changes from step to step, with its period and whether that gives the exact mean:
     [bold]parley topology base:1 --agents 10[/bold]
     """
     check_picture(picture)
@@ -83,7 +86,7 @@ def topology(
     properties = ["symmetric" if graph.symmetric else "not symmetric"]
     properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
     heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
-    in_all = ", of all rounds together" if graph.phases else ""
+    in_all = ", all rounds together" if graph.phases else ""
     each = " in every round" if graph.phases else ""
     lines = {
         "neighbours of an agent": degrees() + in_all,
@@ -92,13 +95,17 @@ def topology(
         "weights": f"{graph.scheme}: {', '.join(properties)}{each}",
     }
     if graph.phases:
-        lines["period"] = f"{graph.period} rounds, one a step"
-        exact = f"after {graph.exact_after} rounds" if graph.exact_after else "never, only nearly"
-        lines["everyone has the exact mean"] = exact
+        lines["period"] = f"{graph.period} rounds, one per step"
+        exact = (
+            f"after {graph.exact_after} rounds"
+            if graph.exact_after
+            else "never, only approximately"
+        )
+        lines["exact mean reached"] = exact
         lines["spectral gap of a period"] = f"{graph.spectral_gap:.6g}"
         if not graph.exact_after:
             per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
-            lines["the same for each round"] = f"{per_round:.6g}"
+            lines["spectral gap per round"] = f"{per_round:.6g}"
     else:
         lines["spectral gap"] = f"{graph.spectral_gap:.6g}"
         lines["smallest eigenvalue"] = f"{graph.lambda_min + 0.0:.6g}"
@@ -113,7 +120,7 @@ def topology(
         ]
         matrix = Table(["", *map(str, range(graph.agents))], weights)
         screen.print(matrix.terminal())
-    heading(f"what a step costs with {size:,} parameters in float32")
+    heading(f"traffic per step with {size:,} parameters in float32")
     costs = [
         ["its model to its neighbours", f"{dense:.4f}"],
         ["cross-gradients back", f"{dense:.4f}"],
@@ -138,7 +145,7 @@ ROUNDS_SHOWN = 16
 
 
 def _rounds_table(graph: Topology, message: int) -> None:
-    """Who talks with whom in each round, and what it costs."""
+    """Who talks to whom in each round, and the traffic."""
     heading("round by round")
     rows = []
     for number, phase in enumerate(graph.phases[:ROUNDS_SHOWN]):
@@ -154,4 +161,4 @@ def _rounds_table(graph: Topology, message: int) -> None:
     headings = ["round", "neighbours", "MB sent, most", "MB sent, mean", ""]
     screen.print(Table(headings, rows, frozenset({0, 4})).terminal())
     if graph.period > ROUNDS_SHOWN:
-        screen.print(f"and {graph.period - ROUNDS_SHOWN} further rounds", highlight=False)
+        screen.print(f"and {graph.period - ROUNDS_SHOWN} more rounds", highlight=False)

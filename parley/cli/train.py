@@ -25,7 +25,7 @@ HostFile = Annotated[
     Path | None,
     typer.Option(
         "--host",
-        help="A TOML file with this host's own part: agents, and where their data lie.",
+        help="A TOML file with this host's own part: its agents, and where their data are.",
         metavar="FILE",
         rich_help_panel=HERE,
         show_default=False,
@@ -35,7 +35,7 @@ AgentsHere = Annotated[
     str | None,
     typer.Option(
         help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
-        "share of those nobody claims)",
+        "share of the unclaimed ones)",
         metavar="LIST",
         rich_help_panel=HERE,
         show_default=False,
@@ -44,7 +44,7 @@ AgentsHere = Annotated[
 DataHere = Annotated[
     list[str] | None,
     typer.Option(
-        help="An agent's own data: a folder, a hub id owner/name, or module:function; may be "
+        help="An agent's own data: a folder, a hub ID owner/name, or module:function; may be "
         "repeated.",
         metavar="AGENT=PLACE",
         rich_help_panel=HERE,
@@ -72,7 +72,7 @@ def train(
     [bold]parley train --data digits --agents 10 --partition skew:1 --algorithm ngc[/bold]
 
     [bold]parley train experiment.toml --seed 1 --out runs/mine[/bold]
-    (and after Ctrl-C the same with [bold]--resume[/bold])
+    (after Ctrl-C, continue with the same command and [bold]--resume[/bold])
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
@@ -102,7 +102,7 @@ def train(
 def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
     if absent := done.get("test_samples_absent", 0):
         some = done["test_samples"]
-        return {"tested on": f"{some} of {some + absent} samples; the others' hosts are absent"}
+        return {"tested on": f"{some} of {some + absent} samples; the others are on absent hosts"}
     return {}
 
 

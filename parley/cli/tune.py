@@ -20,10 +20,10 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 @app.command()
 @takes_experiment(
-    algorithm="One algorithm, in place of --algorithms. (default: the file's, or ngc)",
-    lr="Not here: tuning looks for it between --rates.",
-    validation="Share of the training samples, the same of every class, that nobody trains on and "
-    f"that trials are measured on. (default: {tuning.VALIDATION})",
+    algorithm="One algorithm, instead of --algorithms. (default: the file's, or ngc)",
+    lr="Not allowed here: tuning chooses it between --rates.",
+    validation="Share of the training samples, equal for every class, that is held out to measure "
+    f"trials on. (default: {tuning.VALIDATION})",
     workers="Processes that share the agents of each run. (default: 1)",
 )
 def tune(
@@ -32,7 +32,7 @@ def tune(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated, as for parley compare. Or: all. (default: --algorithm's)",
+            help="Comma-separated, as for parley compare. Or: all. (default: --algorithm)",
             metavar="LIST",
             show_default=False,
         ),
@@ -40,13 +40,13 @@ def tune(
     partitions: Annotated[
         str | None,
         typer.Option(
-            help="Several partitions, comma-separated, each tuned by itself.",
+            help="Several partitions, comma-separated, each tuned separately.",
             metavar="LIST",
             show_default=False,
         ),
     ] = None,
     trials: Annotated[
-        str, typer.Option(help="Runs for each method, the same number for all.", metavar="N")
+        str, typer.Option(help="Trials per method, the same number for all.", metavar="N")
     ] = "8",
     rates: Annotated[
         str,
@@ -60,9 +60,9 @@ def tune(
 ) -> None:
     """Find learning rates by a small seeded search, with the same budget for every method.
 
-    Trials are measured on a fifth of the training samples (or --validation), which nobody trains
-    on; the test set plays no part. Writes tuned.toml for parley compare, and for each method an
-    experiment for parley train.
+    Trials are measured on a held-out fifth of the training samples (or --validation); the test set
+    is not used. Writes tuned.toml for parley compare, and for each method an experiment for parley
+    train.
 
     [bold]parley tune --algorithms ngc,dpsgd --data digits --trials 8 --epochs 10[/bold]
     """

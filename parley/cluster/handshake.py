@@ -1,7 +1,7 @@
 """What the processes of a run must agree on before the first step, and who takes which agents.
 
-Every process says what it was started with and what it has loaded. All compare, and all come to
-the same verdict: either they go on, or every host says who differs from whom in what.
+Every process announces what it was started with and what it has loaded. All compare, and all reach
+the same verdict: either they continue, or every host reports what differs and where.
 """
 
 import zlib
@@ -23,15 +23,15 @@ from parley.version import full_version
 
 
 def code() -> str:
-    """Version and commit of the code that hosts must share; not whether some file was changed."""
+    """Version and commit of the code that hosts must share, regardless of local changes."""
     return full_version().replace("-dirty", "")
 
 
 def claims(
     experiment: Experiment, problem: Problem, task: Task, version: str | None = None
 ) -> dict[str, Any]:
-    """All that must be the same everywhere, each under the name that an error gives it."""
-    # Hosts may have the same files in other places.
+    """Everything that must be the same everywhere, under the names used in errors."""
+    # Hosts may have the same files in different places.
     kept = enclosed(experiment, problem.topology)
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
@@ -56,14 +56,16 @@ def claims(
 
 
 def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
-    """Refuses to go on where some process claims something else than the first."""
+    """Refuses to continue if some process differs from the first."""
     mine = {"host": here(), "agents": list(agents), "said": dict(said)}
     everyone = board.share("claims", mine)
     first = everyone[0]
     if changed := [key for key in said if _differs(everyone[board.rank], mine, key)]:
-        # It said otherwise at the start, and only then could the others object.
+        # It announced something else at the start, the only time the others could object.
         what = _difference(everyone[board.rank], mine, board.rank, changed[0])
-        raise BadValue("host", here(), "what this host began with", what.replace(" but ", ", was "))
+        raise BadValue(
+            "host", here(), "what this host started with", what.replace(" but ", ", was ")
+        )
     for rank, other in enumerate(everyone[1:], start=1):
         differing = [
             key for key in {**first["said"], **other["said"]} if _differs(first, other, key)
@@ -95,7 +97,7 @@ def _brief(value: Any) -> str:
 
 
 def _frozen(task: Task) -> str:
-    """A checksum of what is the same everywhere and never travels."""
+    """A checksum of the parameters that are never sent, which must be the same everywhere."""
     total = 0
     state = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
     for name, value in sorted(state.items()):
@@ -112,7 +114,7 @@ def _graph(problem: Problem) -> str:
 
 
 def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
-    """The worker of every agent: those that were claimed where they were, the rest shared out.
+    """The worker of every agent: claimed agents go to their claimants, the rest are distributed.
 
     >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
@@ -133,7 +135,7 @@ def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[
     open_ = [rank for rank, said in enumerate(claimed) if said["agents"] is None]
     rest = [agent for agent in range(agents) if agent not in worker_of]
     if rest and not open_:
-        raise ParleyError(f"agents_here: nobody hosts {listed(rest)}")
+        raise ParleyError(f"agents_here: no worker hosts {listed(rest)}")
     if len(rest) < len(open_):
         who = _who(open_[-1], claimed[open_[-1]])
         raise BadValue("workers", board.world, f"fewer: {who} is left without an agent")

@@ -1,20 +1,21 @@
-"""Going on without workers that have gone, and taking them back when they return.
+"""Continuing without workers that were lost, and readmitting them when they return.
 
 Axes: A agents hosted here, D flat parameters.
 
-A run is a row of *generations*: groups of workers that train together. A generation ends when one
-of its workers dies or says nothing for longer than the patience, or, after an epoch, when one that
-is outside knocks. Then everyone who is alive convenes for the next:
+A run is a sequence of *generations*: groups of workers that train together. A generation ends when
+one of its workers dies or is silent for longer than the patience or, after an epoch, when a worker
+asks to rejoin. Then all workers that are alive meet to form the next one:
 
-    outside ──knocks──▶ convening ──roster──▶ training ──end──▶ done
+    outside ──rejoin──▶ meeting ──roster──▶ training ──end──▶ done
                             ▲                     │
-                            └──somebody is lost, or somebody knocks
+                            └──a worker is lost, or one asks to rejoin
 
-The common store is the arbiter: of all rosters that are proposed for a generation, the first that
-is written counts. Whoever keeps the store cannot be replaced; when it goes, all others stop.
+The common store is the arbiter: of all rosters proposed for a generation, the first one written
+counts. The process that keeps the store cannot be replaced; if it is lost, all others stop.
 
-Survivors keep their models as they are after their last whole step. All else that an algorithm
-keeps (momentum, errors, trackers) starts anew, since it belongs to a graph that is no more.
+Survivors keep their models as they were after their last complete step. All other state of an
+algorithm (momentum, errors, trackers) starts afresh, since it belongs to a graph that no longer
+exists.
 """
 
 import itertools
@@ -41,16 +42,16 @@ from parley.training.run import Losses, Run
 from parley.wire.transport import Kind
 
 PAUSE = 0.05
-"""Seconds between two looks at the store."""
+"""Seconds between queries of the store."""
 BEAT = 1.0
-"""Seconds after which a generation shows again that it is at work."""
+"""Seconds between heartbeats of a generation."""
 
 T = TypeVar("T")
 
 
 @dataclass
 class Position:
-    """How far a worker has come, and with what models."""
+    """How far a worker has got, and its models."""
 
     epoch: int = -1
     """Epochs whose records and checkpoints are written; -1: it has no models."""
@@ -61,12 +62,12 @@ class Position:
     sent: dict[Kind, Tensor] = field(default_factory=dict)
     losses: list[Losses] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-    """Those of the epochs that are written."""
+    """The records of the epochs that are written."""
 
     @classmethod
     def saved(cls, out: Path | None, hosted: Sequence[int], end_of: Callable[[int], int]) -> Self:
-        """How far the own checkpoints of a worker with these agents are; `end_of` tells the last
-        step of an epoch."""
+        """The position of the newest checkpoint of a worker with these agents; `end_of` gives the
+        last step of an epoch."""
         found = checkpoint.models(out, hosted) if out else None
         if found is None:
             return cls()
@@ -75,11 +76,11 @@ class Position:
         return cls(epoch, step, found.state, about["seconds"], about["samples"], found.sent)
 
 
-class Council:
+class Membership:
     """Agrees with the other workers on who takes part in the next generation."""
 
     def __init__(self, meeting: Meeting) -> None:
-        assert meeting.store is not None, "who is alone has nobody to agree with"
+        assert meeting.store is not None, "a lone worker has no others to agree with"
         self.store = meeting.store
         self.rank = meeting.rank
         self.world = meeting.world
@@ -87,19 +88,19 @@ class Council:
         self._beaten = 0.0
 
     def begun(self) -> bool:
-        """Whether there has been a generation already: then this worker comes back."""
+        """Whether there has been a generation already, so that this worker is rejoining."""
         return self.ask(lambda: self.store.check(["generation"]))
 
     def done(self) -> None:
-        """Tells whoever comes later that the run has ended."""
+        """Tells workers that come later that the run has ended."""
         with suppress(StoreLost):
             self.ask(lambda: self.store.set("done", "1"))
 
-    def convene(self, left: bool) -> Roster:
+    def next_roster(self, left: bool) -> Roster:
         """Waits for the roster of the next generation that this worker takes part in.
 
-        `left`: this worker was in the generation before, and it has ended. Only then may the others
-        start without those who do not come; who merely knocks waits for the end of an epoch.
+        `left`: this worker was in the previous generation, which has ended. Only then may the
+        others start without missing workers; one that rejoins waits for the end of an epoch.
         """
         said = self.ask(lambda: self._get("generation"))
         generation = 0 if said is None else int(said) + 1
@@ -110,7 +111,7 @@ class Council:
             generation, left = generation + 1, False
 
     def _settle(self, generation: int, left: bool) -> tuple[int, ...]:
-        """The workers of one generation, as they were first written down."""
+        """The workers of one generation, as first written to the store."""
         self.ask(lambda: self._enter(generation, left))
         before = self.roster(generation - 1) if generation else tuple(range(self.world))
         began = heard = time.monotonic()
@@ -133,11 +134,11 @@ class Council:
             elif not generation and waited:
                 missing = [w for w in range(self.world) if w not in inside]
                 raise ParleyError(
-                    f"workers: worker {', '.join(map(str, missing))} did not come within "
+                    f"workers: worker {', '.join(map(str, missing))} did not join within "
                     f"{self.patience:g} seconds (--patience)"
                 )
             elif not over:
-                # A generation that shows no sign of life has gone without a word.
+                # A generation without heartbeats has been lost.
                 if beat != beats:
                     beats, heard = beat, now
                 elif now - heard > 3 * self.patience:
@@ -145,22 +146,22 @@ class Council:
             time.sleep(PAUSE)
 
     def roster(self, generation: int) -> tuple[int, ...]:
-        """Who took part in an earlier generation."""
+        """The workers of an earlier generation."""
         return tuple(json.loads(self.ask(lambda: self._get(f"roster/{generation}")) or "[]"))
 
     def waiting(self, generation: int) -> bool:
-        """Whether somebody knocks to be in the generation after this one."""
+        """Whether a worker is waiting to join the generation after this one."""
         keys = [f"in/{generation + 1}/{worker}" for worker in range(self.world)]
         return self.ask(lambda: any(self.store.check([key]) for key in keys))
 
     def beat(self) -> None:
-        """Shows those who wait outside that there is a generation at work."""
+        """Shows waiting workers that a generation is running."""
         if time.monotonic() - self._beaten > BEAT:
             self._beaten = time.monotonic()
             self.ask(lambda: self.store.add("beat", 1))
 
     def ask(self, question: Callable[[], T], times: int = 1) -> T:
-        """An answer of the store, or the error that says that it has gone."""
+        """An answer from the store, or an error saying that the store was lost."""
         return ask(question, times * self.patience)
 
     def _enter(self, generation: int, left: bool) -> None:
@@ -186,7 +187,7 @@ class Council:
 
 
 class Recovery:
-    """Going on in a new generation from where its workers are."""
+    """Continuing in a new generation from where its workers are."""
 
     def __init__(self, run: Run, journal: Journal, before: Position) -> None:
         self.run = run
@@ -194,9 +195,9 @@ class Recovery:
         self.before = before
 
     def take_up(self) -> None:
-        """All go on from where the foremost are, each with its own models.
+        """All workers continue from the position furthest ahead, each with its own models.
 
-        Who has none, or none since the last epoch that was written down, takes a neighbour's.
+        One that has none, or none as recent as the last epoch on disk, takes a neighbour's.
         """
         run, board, mine = self.run, self.journal.board, self.before
         said = board.share("position", [mine.epoch, mine.step])
@@ -216,7 +217,7 @@ class Recovery:
         self._share_records([e for e, _ in said], epoch)
 
     def _lent(self, x_AD: Tensor, behind: Sequence[int]) -> Tensor:
-        """The models, with those of agents whose workers are behind replaced by a neighbour's."""
+        """The models, with a neighbour's for each agent whose worker is behind."""
         run, placement = self.run, self.run.transport.placement
         x_AD = x_AD.clone()
         needy = [a for a, worker in enumerate(placement.worker_of) if worker in behind]
@@ -230,7 +231,7 @@ class Recovery:
         return x_AD
 
     def _share_records(self, epochs: Sequence[int], epoch: int) -> None:
-        """Everyone has the records of the foremost, and no newer checkpoint."""
+        """Gives every worker the records of the one furthest ahead; removes newer checkpoints."""
         journal, board = self.journal, self.journal.board
         folder = journal.folder
         foremost = epochs.index(max(epochs))
@@ -246,7 +247,7 @@ class Recovery:
         board.share("rewound", True)
 
     def position(self) -> Position:
-        """What this worker takes along if the generation ends now."""
+        """What this worker continues with if the generation ends now."""
         run, journal, about = self.run, self.journal, self.run.about()
         return Position(
             journal.epoch,
@@ -261,7 +262,7 @@ class Recovery:
 
 
 def without(topology: Topology, present: Sequence[int]) -> tuple[Topology, list[Edge]]:
-    """The graph of those who are present, weighted anew, and the links that hold it together.
+    """The graph of the agents present, with new weights, and the edges added to connect it.
 
     >>> graph, bridges = without(topologies.ring(6), [0, 1, 3, 4])
     >>> bridges, graph.agents, graph.scheme

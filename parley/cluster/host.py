@@ -1,7 +1,7 @@
-"""A host's own part of a run: which agents live here, and where their data lie.
+"""A host's own part of a run: which agents live here, and where their data are.
 
-One experiment is for all hosts. What differs from host to host is in a small TOML file beside it,
-or in flags, and is told to no other host but for the agents' numbers:
+All hosts share one experiment. What differs from host to host is in a small TOML file next to it,
+or in flags, and no other host learns it except for the agents' numbers:
 
     agents = [0, 1]
 
@@ -31,9 +31,9 @@ class Host(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     agents: tuple[int, ...] | None = None
-    """Agents that live here; left out: those of `data`, or a share of those nobody claims."""
+    """Agents that live here; by default those in `data`, or a share of the unclaimed ones."""
     data: dict[int, str] = {}
-    """Of each agent here a folder, a hub id owner/name, or module:function."""
+    """For each agent here a folder, a hub ID owner/name, or module:function."""
 
     @field_validator("agents")
     @classmethod
@@ -44,13 +44,13 @@ class Host(BaseModel):
     def of(
         cls, file: Path | None = None, agents: str | None = None, data: Sequence[str] = ()
     ) -> "Host":
-        """From a file and flags, which win: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
+        """From a file and overriding flags: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
         given = read_file(file) if file else {}
         if agents is not None:
             try:
                 given["agents"] = [int(number) for number in agents.split(",")]
             except ValueError:
-                raise BadValue("agents_here", agents, "numbers, for example 0,1") from None
+                raise BadValue("agents_here", agents, "agent numbers, for example 0,1") from None
         places = {}
         for pair in data:
             number, equals, place = pair.partition("=")
@@ -64,12 +64,12 @@ class Host(BaseModel):
         except ValidationError as error:
             raise first_error(error, cls.model_fields) from None
         except TypeError:
-            raise BadValue("host", str(file), "a table with agents and data") from None
+            raise BadValue("host", str(file), "a TOML file with agents and data") from None
 
     def hosted(self) -> tuple[int, ...] | None:
-        """The agents that this process takes; None: whatever is left to it.
+        """The agents that this process takes; None: a share of the unclaimed ones.
 
-        Where a launcher started several processes on this host, they share its agents.
+        If a launcher started several processes on this host, they share its agents.
         """
         agents = self.agents if self.agents is not None else tuple(sorted(self.data)) or None
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -31,32 +31,32 @@ class Roster(NamedTuple):
     workers: tuple[int, ...]
 
 
-class Knock(Exception):
-    """Somebody waits outside: the generation ends to take it in."""
+class RejoinRequest(Exception):
+    """A worker is waiting to rejoin: the generation ends to admit it."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the workers of a run meet, and how; without a store, this one is alone."""
+    """Where and how the workers of a run meet; without a store, this one is alone."""
 
     store: Store | None = None
     rank: int = 0
     world: int = 1
     patience: float = 600.0
-    """How many seconds one waits for another."""
+    """How many seconds one worker waits for another."""
     backend: str = "gloo"
     heals: bool = False
-    """Whether others go on when one is lost."""
+    """Whether the others continue when one is lost."""
 
     @property
     def everyone(self) -> Roster:
-        """All of them, in a run's first generation."""
+        """All workers, as in a run's first generation."""
         return Roster(0, tuple(range(self.world)))
 
     def lobby(self) -> Noticeboard:
-        """Where the workers speak before they are connected.
+        """Where the workers communicate before they are connected.
 
-        In a run that heals, what is said there stays said: one that returns finds the answers.
+        In a run that heals, what is written there stays: a worker that returns finds the answers.
         """
         if self.store is None:
             return Noticeboard()
@@ -66,7 +66,7 @@ class Meeting:
 
     @contextmanager
     def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Noticeboard]:
-        """A group of the workers of one generation, and where they speak."""
+        """A process group of the workers of one generation, and their noticeboard."""
         if self.store is None:
             yield Noticeboard()
             return
@@ -90,8 +90,8 @@ class Meeting:
                 3 * self.patience,
             )
         except StoreLost as error:
-            # Somebody left before all were connected; or the store itself has gone, which the next
-            # question to it will tell.
+            # A worker left before all were connected; or the store itself was lost, which the next
+            # query will show.
             log.debug("not all connected: %s", error.why)
             raise WorkerLost(
                 f"workers: the {world} processes could not all be connected within "
@@ -100,17 +100,17 @@ class Meeting:
 
     @contextmanager
     def ending_together(self, board: Noticeboard, final: bool) -> Iterator[None]:
-        """When one fails, all end, with the words of the first that failed.
+        """When one worker fails, all end with the error of the first that failed.
 
-        Whoever fails leaves its words in the store and closes its connections, by which the others
-        learn of it. `final`: whether the run also ends when one is lost.
+        A failing worker leaves its error in the store and closes its connections, which tells the
+        others. `final`: whether the run also ends when a worker is lost.
         """
         if self.store is None:
             yield
             return
         try:
             yield
-        except (StoreLost, Knock):
+        except (StoreLost, RejoinRequest):
             if not final:
                 board.raise_told()
             raise
@@ -141,7 +141,7 @@ class Meeting:
             _disconnect()
 
     def _own_name(self, board: Noticeboard) -> str:
-        # After healing, numbers on the board are those of the generation.
+        # After healing, the board uses the numbers of the generation.
         return f"worker {self.rank}" if self.heals else board.name(self.rank)
 
 
@@ -154,14 +154,14 @@ def _disconnect() -> None:
 
 
 def as_launched(experiment: Experiment) -> Meeting:
-    """This process as one of those that torchrun or the like has started."""
+    """This process as one of those started by torchrun or a similar launcher."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = experiment.patience
     where = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
     log.info("worker %d of %d: waiting for the others at %s", rank, world, where)
     heals = experiment.on_failure == "heal"
     try:
-        # Some other program may listen at that address and never answer.
+        # Another program may be listening at that address and never answer.
         store = ask(lambda: _store(rank, patience, heals), patience + PARTING)
     except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
@@ -176,8 +176,8 @@ def _store(rank: int, patience: float, heals: bool) -> Store:
     if not heals:
         store, _, _ = next(rendezvous("env://", timeout=timeout))
         return store  # type: ignore[no-any-return]
-    # Workers that may go and come back need one store as long as some of them live, where torchrun
-    # gives every restart a new one.
+    # Workers that may leave and rejoin need one store for as long as any of them lives, but
+    # torchrun gives every restart a new one.
     kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return TCPStore(
         os.environ["MASTER_ADDR"],
@@ -189,11 +189,11 @@ def _store(rank: int, patience: float, heals: bool) -> Store:
 
 
 def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Store:
-    """The part of the launcher's store that belongs to the processes that are there now.
+    """The part of the launcher's store that belongs to the current processes.
 
-    The store outlives the processes when torchrun starts them anew, and what earlier ones left in
-    it leads nowhere. Each draws a number, and all show which numbers they see until all see the
-    same: earlier processes cannot have seen those of later ones.
+    The store outlives the processes when torchrun restarts them, and what earlier ones left in it
+    is stale. Each draws a number, and all publish which numbers they see until all see the same:
+    earlier processes cannot have seen the numbers of later ones.
     """
     own = uuid.uuid4().hex
     store.set(f"parley/start/{rank}", own)
@@ -219,13 +219,13 @@ def _not_all_came(error: Exception, world: int, patience: float) -> ParleyError:
         valid = "a free port for MASTER_PORT or --rdzv-endpoint, the same on all hosts"
         return BadValue("port", port, valid, "another program on this host uses it")
     return ParleyError(
-        f"workers: the launcher announced {world} processes, which did not all come within "
+        f"workers: the launcher announced {world} processes, which did not all join within "
         f"{patience:g} seconds (--patience): {words}"
     )
 
 
 def _backend(device: str) -> str:
-    """NCCL where every process of this host has a GPU of its own, else gloo."""
+    """NCCL if every process on this host has its own GPU, otherwise gloo."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if device != "cuda" or not dist.is_nccl_available() or torch.cuda.device_count() < here:
         return "gloo"

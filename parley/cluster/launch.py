@@ -55,7 +55,7 @@ def execute(
 ) -> Outcome | None:
     """Runs the experiment; returns its outcome, or None on workers other than the first.
 
-    `load` makes the problem; with several workers it is called in each of them, with the agents
+    `load` creates the problem; with several workers it is called in each of them, with the agents
     that it hosts. `host` is what only this host knows.
     """
     device_of(experiment.device)
@@ -64,7 +64,7 @@ def execute(
     world = int(os.environ["WORLD_SIZE"]) if launched else experiment.workers
     if world > experiment.agents:
         valid = f"1 to {experiment.agents}"
-        raise BadValue("workers", world, valid, "every worker hosts an agent")
+        raise BadValue("workers", world, valid, "every worker must host an agent")
     if launched and experiment.workers not in (1, world):
         because = f"the launcher started {world} processes"
         raise BadValue("workers", experiment.workers, f"{world}", because)
@@ -73,19 +73,19 @@ def execute(
     if launched:
         return work(assignment, as_launched(experiment))
     if mine is not None and set(mine) != set(range(experiment.agents)):
-        valid = f"all {experiment.agents} agents, or a start by torchrun on every host"
+        valid = f"all {experiment.agents} agents, or torchrun on every host"
         raise BadValue("agents_here", ",".join(map(str, mine)), valid, "this is the only host")
     if experiment.on_failure == "heal":
-        log.warning("on_failure heal is for workers that torchrun starts; here they stop together")
+        log.warning("on_failure=heal needs workers started by torchrun; here all stop together")
     assignment = replace(assignment, mine=None)
     return work(assignment, Meeting()) if world == 1 else _with_local_workers(assignment)
 
 
 def default_workers(experiment: Experiment, out: Path) -> int:
-    """What a run is to be carried out with when nobody has said: one worker for each core.
+    """The default number of workers: one per core.
 
-    A run that is there already goes on as it began. Small networks get one worker, and so do those
-    with compiled kernels, whose threads share the work without sending messages.
+    An existing run continues as it started. Small networks get one worker, and so do those with
+    compiled kernels, whose threads share the work without sending messages.
     """
     if started_by_launcher() or experiment.links or experiment.model in models.SMALL:
         return 1
@@ -97,7 +97,7 @@ def default_workers(experiment: Experiment, out: Path) -> int:
 
 
 def _with_local_workers(assignment: Assignment) -> Outcome | None:
-    """This process as worker 0, the others started here."""
+    """Runs worker 0 in this process and starts the others."""
     experiment = assignment.experiment
     world, patience = experiment.workers, experiment.patience
     timeout = timedelta(seconds=patience)
@@ -112,7 +112,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
         problem = assignment.load(experiment, first)  # while the others are starting
         while store.add(READY, 0) < world - 1:
             if any(process.exitcode is not None for process in others):
-                raise WorkerLost("a worker ended before it began")
+                raise WorkerLost("a worker ended before training began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
         return work(mine, Meeting(store, 0, world, patience))
@@ -141,8 +141,8 @@ def _started(assignment: Assignment, rank: int, port: int) -> BaseProcess:
 
 
 def context(preload: str) -> Any:
-    """How processes are made here: by a server that has imported everything, in no time, where
-    there can be one. It could be an old one, so it is told what to import."""
+    """How processes are started: quickly, by a server that has imported everything, where the
+    system has one. It may be running already, so it is told what to import."""
     kind = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     made = multiprocessing.get_context(kind)
     if kind == "forkserver":
@@ -152,7 +152,7 @@ def context(preload: str) -> Any:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C is for worker 0. Processes started meanwhile never see it, and follow worker 0."""
+    """Worker 0 handles Ctrl-C. Processes started meanwhile never see it, and follow worker 0."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -167,7 +167,7 @@ def _interrupts_held_back() -> Iterator[None]:
 def _explained(
     lost: WorkerLost, others: Sequence[BaseProcess], assignment: Assignment
 ) -> ParleyError:
-    """The error of a worker that ended without a word."""
+    """The error for a worker that ended without reporting one."""
     deadline = time.monotonic() + PARTING
     wait([process.sentinel for process in others], timeout=PARTING)
     experiment = assignment.experiment
@@ -177,7 +177,7 @@ def _explained(
         if code := process.exitcode:
             how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"failed ({code})"
             who = f"worker {rank} ({listed([a for a, w in enumerate(worker_of) if w == rank])})"
-            then = "; the same command with --resume goes on from the last checkpoint"
+            then = "; the same command with --resume continues from the last checkpoint"
             return ParleyError(f"{who} {how}{then if assignment.out else ''}")
     return lost
 
@@ -194,7 +194,7 @@ def _end(others: Sequence[BaseProcess]) -> None:
 def _other_worker(
     environment: dict[str, str], assignment: Assignment, rank: int, port: int
 ) -> None:
-    """A worker that this module started; worker 0 speaks for it."""
+    """A worker that this module started; worker 0 reports for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()
@@ -208,7 +208,7 @@ def _other_worker(
 
 
 def end_with_parent() -> None:
-    """In a child: ends it when its parent is gone, even if that was killed."""
+    """In a child process: ends it when its parent is gone, even if that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,8 +1,8 @@
-"""What the processes of a run tell each other in words, through their common store.
+"""Notes that the processes of a run exchange through their common store.
 
-Before the first message between agents the processes say who hosts whom and what each has loaded,
-and all compare (`handshake`). Whoever fails says why, so that every host can say it too. What is
-told is JSON, never code.
+Before the first message between agents, the processes announce who hosts which agents and what each
+has loaded, and all compare (`handshake`). A process that fails says why, so that every host can
+report it. Notes are JSON, never code.
 """
 
 import json
@@ -21,15 +21,15 @@ from parley.errors import Diverged, ParleyError
 from parley.wire.transport import WorkerLost
 
 FAILURE = "parley/failure"
-"""Where the first process that fails says why."""
+"""Where the first process to fail says why."""
 ENDED = "parley/ended"
-"""How many processes have heard of it."""
+"""How many processes have seen it."""
 LEFT = "parley/left"
-"""Who has left of its own accord: before it closed its connections."""
+"""Which processes left on purpose, before closing their connections."""
 PARTING = 3.0
-"""Seconds that processes have to end by themselves once one has failed."""
+"""Seconds that processes have to end on their own once one has failed."""
 ROLL_CALL = 30.0
-"""Seconds at most in which a living process on a busy host notices that another has gone."""
+"""Upper limit, in seconds, for a process on a busy host to notice that another was lost."""
 
 T = TypeVar("T")
 
@@ -41,16 +41,16 @@ class StoreLost(ParleyError):
         self.why = why
         where = ":".join(os.environ.get(k, "?") for k in ("MASTER_ADDR", "MASTER_PORT"))
         super().__init__(
-            f"workers: the host that keeps the common store ({where}) has gone or does not answer "
+            f"workers: the host that keeps the common store ({where}) is gone or does not answer "
             f"({why}); start all hosts again with the same command and --resume"
         )
 
 
 def ask(question: Callable[[], T], seconds: float) -> T:
-    """An answer of the store, or the error that says that it has gone.
+    """An answer from the store, or an error saying that the store was lost.
 
     A store whose process is stopped or whose host is cut off does not answer, and its client would
-    wait for ever: it is asked in a thread that can be left behind.
+    wait forever, so it is queried in a thread that can be abandoned.
 
     >>> ask(lambda: 1, 10)
     1
@@ -75,18 +75,18 @@ def ask(question: Callable[[], T], seconds: float) -> T:
 
 
 class Silent(WorkerLost):
-    """Somebody has not said what everybody has to say."""
+    """Some process has not provided what every process has to."""
 
 
 class Member(NamedTuple):
-    """A process of the run, as it has introduced itself."""
+    """A process of the run, as it introduced itself."""
 
     host: str
     agents: tuple[int, ...]
 
 
 class Noticeboard:
-    """Where the processes of a run, of which this is number `rank`, tell each other something.
+    """Where the processes of a run exchange information; this process is number `rank`.
 
     Without a store this process is alone.
 
@@ -106,29 +106,29 @@ class Noticeboard:
     ) -> None:
         self.store = store
         self.root = root or store
-        """Where failures are told, if not in the store itself."""
+        """Where failures are reported, if not in the store itself."""
         self.rank = rank
         self.world = world
         self.patience = patience.total_seconds()
-        """How many seconds one waits for another."""
+        """How many seconds one process waits for another."""
         self.once = once
-        """Whether what was said once stays said, by whoever comes back with the same number."""
+        """Whether notes persist for a process that comes back with the same number."""
         self.members = dict(members or {})
-        """Who is who, as far as they have introduced themselves."""
+        """The processes that have introduced themselves."""
         self._shared = 0
 
     def name(self, rank: int) -> str:
-        """A process in words: its number, its host and its agents."""
+        """A process as text: its number, host and agents."""
         if (member := self.members.get(rank)) is None:
             return f"worker {rank}"
         return f"worker {rank} ({member.host}, {listed(member.agents)})"
 
     def share(self, what: str, value: Any) -> list[Any]:
-        """What every process has to say about something, in the order of their numbers."""
+        """Every process's value for something, in the order of their numbers."""
         text, store = json.dumps(value), self.store
         if store is None:
             return [json.loads(text)]
-        self._shared += 1  # all ask the same questions in the same order
+        self._shared += 1  # all share the same things in the same order
         keys = [f"parley/{self._shared}/{what}/{rank}" for rank in range(self.world)]
         own = keys[self.rank]
         self._ask(lambda: store.compare_set(own, "", text) if self.once else store.set(own, text))
@@ -139,22 +139,22 @@ class Noticeboard:
                 silent = [r for r, k in enumerate(keys) if not self._ask(lambda: store.check([k]))]  # noqa: B023
                 who = ", ".join(self.name(rank) for rank in silent)
                 raise Silent(
-                    f"workers: {who} said nothing about its {what} "
-                    f"for {self.patience:g} seconds (--patience)"
+                    f"workers: {who} did not report its {what} "
+                    f"within {self.patience:g} seconds (--patience)"
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
         return [json.loads(said) for said in self._ask(lambda: store.multi_get(keys))]
 
     def fail(self, error: Exception) -> ParleyError:
-        """Says why this process ends, unless another has before; returns what was said first."""
+        """Reports why this process ends, unless another was first; returns the first report."""
         store = self.root
         said = error if isinstance(error, ParleyError) else ParleyError(str(error))
         if store is None:
             return said
         words = str(said)
         if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
-            words = f"{words} (said by worker {self.rank} on {here()})"
+            words = f"{words} (reported by worker {self.rank} on {here()})"
         note = _written(said.saying(words))
         first = note
         with suppress(StoreLost):
@@ -162,10 +162,10 @@ class Noticeboard:
         return said if first == note else read_failure(first)
 
     def told(self) -> ParleyError | None:
-        """What the first that failed said, if one has."""
+        """The error of the first process that failed, if any."""
         store = self.root
         if store is not None:
-            with suppress(StoreLost):  # it may have gone as well
+            with suppress(StoreLost):  # it may be lost as well
                 if self._ask(lambda: store.check([FAILURE])):
                     return read_failure(self._ask(lambda: store.get(FAILURE)).decode())
         return None
@@ -176,17 +176,17 @@ class Noticeboard:
             raise error
 
     def leave(self) -> None:
-        """Says that this process closes its connections: others need not take it for dead."""
+        """Announces that this process closes its connections, so that it does not count as dead."""
         store = self.store
         if store is not None:
             with suppress(StoreLost):
                 self._ask(lambda: store.set(f"{LEFT}/{self.rank}", "1"))
 
     def explain(self, lost: WorkerLost) -> ParleyError:
-        """Who has gone, or why all end, given that somebody could not be reached.
+        """Which worker was lost, or why all end, given that one could not be reached.
 
-        Whoever ends because of another says so before it closes its connections. Who did neither
-        has died; whoever was waiting for it names it, and the others hear of that.
+        A process that ends because of another announces that before it closes its connections. One
+        that did not has died; the process that was waiting for it names it to the others.
         """
         store, began = self.store, time.monotonic()
         if store is None or isinstance(lost, Silent):
@@ -198,9 +198,9 @@ class Noticeboard:
                     return error
                 keys = {rank: f"{LEFT}/{rank}" for rank in others}
                 gone = [r for r, key in keys.items() if not self._ask(lambda: store.check([key]))]  # noqa: B023
-                # Messages tell whose they were, sums do not: there the rest may yet show up.
+                # Messages name their senders, sums do not: there, others may still show up.
                 certain = gone and (lost.workers or len(gone) == 1 == len(others))
-                # With several to choose from, the living ones among them are only slow to notice.
+                # If several are suspects, the living ones among them are only slow to notice.
                 patience = PARTING if len(gone) < 2 else min(ROLL_CALL, self.patience)
                 if certain or time.monotonic() > began + patience:
                     break
@@ -211,12 +211,12 @@ class Noticeboard:
             return lost
         who = " or ".join(self.name(rank) for rank in gone)
         how = "no answer in time" if lost.timed_out else "its connection was closed"
-        then = "start all again with --resume, or go on without it by --on-failure heal"
-        return self.fail(lost.saying(f"workers: {who} has gone without a word ({how}); {then}"))
+        then = "start all again with --resume, or use --on-failure heal to continue without it"
+        return self.fail(lost.saying(f"workers: lost {who} ({how}); {then}"))
 
     def part(self) -> None:
-        """After a failure: gives the others a moment to hear of it, as the store may end with
-        this process."""
+        """After a failure: gives the others a moment to read about it, since the store may end
+        with this process."""
         store, deadline = self.root, time.monotonic() + PARTING
         if store is None:
             return
@@ -231,7 +231,7 @@ class Noticeboard:
 
 
 def _written(error: ParleyError) -> str:
-    """An error as it is told to others: its words, and what kind it is where that matters."""
+    """An error as it is reported to others: its message, and its type where that matters."""
     said: dict[str, Any] = {"words": str(error)}
     if isinstance(error, Diverged):
         said |= {"step": error.step, "epoch": error.epoch}
@@ -241,7 +241,7 @@ def _written(error: ParleyError) -> str:
 
 
 def read_failure(note: str) -> ParleyError:
-    """An error that another process has told.
+    """An error that another process reported.
 
     >>> read_failure(_written(Diverged("loss: nan", step=7, epoch=2))).step
     7
@@ -255,7 +255,7 @@ def read_failure(note: str) -> ParleyError:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Agents in words.
+    """Agents as text.
 
     >>> listed([3]), listed([0, 1])
     ('agent 3', 'agents 0, 1')

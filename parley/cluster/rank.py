@@ -1,21 +1,21 @@
-"""Which of a run's processes this is, as a launcher such as torchrun says in the environment."""
+"""Which of a run's processes this is, according to the environment set by a launcher."""
 
 import os
 import socket
 
 
 def started_by_launcher() -> bool:
-    """Whether torchrun (or the like) has started this process as one of several."""
+    """Whether torchrun or a similar launcher started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_first() -> bool:
-    """Whether this process has the results to tell."""
+    """Whether this process reports the results."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def speaks() -> bool:
-    """Whether this process tells the user of this host what happens: one on each host does."""
+    """Whether this process prints what happens: one per host does."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0"))) == 0
 
 

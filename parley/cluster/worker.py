@@ -2,9 +2,9 @@
 
 Axes: A agents hosted here, N all agents, D flat parameters.
 
-A run is a row of generations, in each of which the same workers train together. Most runs are one
-generation: it ends when training is done, or when somebody is lost. A run that heals goes on with
-another (`parley.cluster.heal`).
+A run is a sequence of generations, in each of which the same workers train together. Most runs are
+one generation: it ends when training is done, or when a worker is lost. A run that heals continues
+with another (`parley.cluster.heal`).
 """
 
 import logging
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from parley import data
 from parley.cluster import handshake
-from parley.cluster.heal import Council, Position, Recovery, without
-from parley.cluster.join import Knock, Meeting, Roster
+from parley.cluster.heal import Membership, Position, Recovery, without
+from parley.cluster.join import Meeting, RejoinRequest, Roster
 from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
@@ -36,28 +36,30 @@ from parley.training.events import EpochDone, Event, Started
 from parley.training.pace import last_step
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
+from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.transport import Local, Processes, Transport, WorkerLost
+from parley.wire.processes import Processes
+from parley.wire.transport import Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 
 LOADING = 600.0
-"""Seconds that workers wait at least for each other to load their data."""
+"""Minimum seconds that workers wait for each other to load their data."""
 
 Watcher = Callable[[Event], None]
-"""Is shown every event of worker 0."""
+"""Receives every event of worker 0."""
 
 Load = Callable[[Experiment, Sequence[int]], Problem]
-"""Makes the problem as seen by the host of these agents."""
+"""Creates the problem as seen by the host of these agents."""
 
 
 def unwatched(event: Event) -> None:
-    """Nobody watches."""
+    """Ignores events."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is told to do."""
+    """What a worker has to do."""
 
     experiment: Experiment
     load: Load
@@ -65,12 +67,12 @@ class Assignment:
     resume: bool = False
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
-    """The agents that this host has claimed; None: a share of those that nobody claims."""
+    """The agents that this host claims; None: a share of the unclaimed ones."""
     callbacks: Callbacks = field(default_factory=Callbacks)
-    """What worker 0 asks whether to go on."""
+    """What worker 0 asks whether to continue."""
     version: str = field(default_factory=handshake.code)
-    """What code this is. Workers that this process starts have its word for it: they are made of
-    the same files, whatever has been committed since."""
+    """The version of the code. Workers started by this process inherit it: they run the same files,
+    whatever has been committed since."""
 
 
 class Outcome:
@@ -90,11 +92,11 @@ class Outcome:
         """Every agent's model."""
         self.task = run.task
         self.about = about
-        """What the folder has beside records: ``agents`` and ``confusion``."""
+        """What the folder has besides records: ``agents`` and ``confusion``."""
 
 
 def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
-    """One worker, from loading to summary; the outcome, on worker 0."""
+    """Runs one worker from loading to summary; returns the outcome, on worker 0."""
     with threads(assignment.experiment.threads or 1):
         return Worker(assignment, meeting).work()
 
@@ -106,19 +108,19 @@ class Worker:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
-        self.council = Council(meeting) if meeting.heals else None
+        self.membership = Membership(meeting) if meeting.heals else None
         self.position = Position()
         lobby = meeting.lobby()
-        back = self.council is not None and self.council.begun()
+        back = self.membership is not None and self.membership.begun()
         if back:
-            # Its own mistakes are no reason for the others to stop.
+            # A mistake on this host alone is no reason for the others to stop.
             self._prepare(lobby, back)
         else:
             with meeting.ending_together(lobby, final=True):
                 self._prepare(lobby, back)
 
     def _prepare(self, lobby: Noticeboard, back: bool) -> None:
-        """Loads this worker's data and checks that they fit those of the others."""
+        """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
         self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
         self.members: Mapping[int, Member] = dict(lobby.members)
@@ -141,12 +143,12 @@ class Worker:
         self.tested_on = self.test_samples
         held = holdings(self.problem, hosted, experiment.agents, lobby)
         self.agents = describe(self.problem, held)
-        if self.council and self.resume:
+        if self.membership and self.resume:
             end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
 
     def _introduce(self) -> list[int]:
-        """The agents hosted here; says those of the whole host."""
+        """The agents hosted here; reports those of the whole host."""
         rank = self.meeting.rank
         hosted = [agent for agent, worker in enumerate(self.worker_of) if worker == rank]
         if "LOCAL_WORLD_SIZE" in os.environ:
@@ -157,24 +159,24 @@ class Worker:
         return hosted
 
     def work(self) -> Outcome | None:
-        """Generation after generation, until one of them has come to the end."""
+        """Runs generation after generation until one of them reaches the end."""
         left = False
         while True:
-            council = self.council
-            roster = council.convene(left) if council else self.meeting.everyone
+            membership = self.membership
+            roster = membership.next_roster(left) if membership else self.meeting.everyone
             try:
                 with self.meeting.connected(roster, self.members) as board:
                     outcome = self._train(roster, board)
-                    if council:
-                        council.done()
+                    if membership:
+                        membership.done()
                     return outcome
-            except (WorkerLost, Knock):
-                if council is None:
+            except (WorkerLost, RejoinRequest):
+                if membership is None:
                     raise
                 left = True
 
     def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
-        """One generation: from where its workers are to the end, or until somebody is lost."""
+        """One generation: from where its workers are to the end, or until a worker is lost."""
         full, workers = self.problem.topology, roster.workers
         present = [a for a in range(full.agents) if self.worker_of[a] in workers]
         graph, bridges = without(full, present)
@@ -197,8 +199,8 @@ class Worker:
         first = roster.generation == 0
         with Journal(self.assignment.out, board) as journal:
             journal.open(enclosed(self.experiment, full), self.resume or not first, first)
-            if self.council:
-                return self._recovered(self.council, roster, run, journal, bridges)
+            if self.membership:
+                return self._recovered(self.membership, roster, run, journal, bridges)
             if self.resume:
                 journal.restore(run)
             watch = self.assignment.watch if board.rank == 0 else unwatched
@@ -206,43 +208,45 @@ class Worker:
 
     def _recovered(
         self,
-        council: Council,
+        membership: Membership,
         roster: Roster,
         run: Run,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> Outcome | None:
-        """The same where workers may have gone or come: each goes on with its own models."""
+        """The same where workers may have left or joined: each continues with its own models."""
         recovery = Recovery(run, journal, self.position)
         recovery.take_up()
         self.position = recovery.position()
-        self._tell(council, roster, run, journal, bridges)
+        self._tell(membership, roster, run, journal, bridges)
         try:
-            each = partial(self._each, council, roster, run, journal.board.rank)
+            each = partial(self._each, membership, roster, run, journal.board.rank)
             return follow(run, journal, each, self.agents)
         finally:
             self.position = recovery.position()
 
-    def _each(self, council: Council, roster: Roster, run: Run, rank: int, event: Event) -> None:
-        """After every event: a sign of life, and after an epoch the door is opened."""
+    def _each(
+        self, membership: Membership, roster: Roster, run: Run, rank: int, event: Event
+    ) -> None:
+        """After every event: a heartbeat; after an epoch, waiting workers may join."""
         if rank == 0:
             self.assignment.watch(event)
-            council.beat()
+            membership.beat()
         if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
-            knocks = rank == 0 and council.waiting(roster.generation)
-            if float(run.transport.sum(torch.tensor(float(knocks)))):
-                raise Knock
+            rejoining = rank == 0 and membership.waiting(roster.generation)
+            if float(run.transport.sum(torch.tensor(float(rejoining)))):
+                raise RejoinRequest
 
     def _tell(
         self,
-        council: Council,
+        membership: Membership,
         roster: Roster,
         run: Run,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> None:
-        """Notes who takes part, in the run's folder and for the user of this host."""
-        before = council.roster(roster.generation - 1) if roster.generation else ()
+        """Records who takes part, in the run's folder and for the user of this host."""
+        before = membership.roster(roster.generation - 1) if roster.generation else ()
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
         journal.note(
@@ -256,28 +260,26 @@ class Worker:
                 "bridges": [list(bridge) for bridge in bridges],
             }
         )
-        for word, workers in (("has gone; the others go on without", gone), ("is back with", back)):
+        for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 log.info("worker %d %s %s (step %d)", worker, word, listed(agents), run.step)
         if run.test.count != self.tested_on:
-            rest = (
-                "; the others have gone with their hosts" if run.test_samples_absent else " again"
-            )
+            rest = "; the others are on absent hosts" if run.test_samples_absent else " again"
             log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
             self.tested_on = run.test.count
         if bridges:
             pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
-            log.info("the graph fell apart and was bridged: %s", pairs)
+            log.info("the graph was disconnected; added edges: %s", pairs)
 
 
 def _restarts() -> int:
-    """How often torchrun has started this process anew after a failure."""
+    """How often torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
-    """Trains to the end, writes what is to be kept; the outcome, on worker 0."""
+    """Trains to the end and writes the results; returns the outcome, on worker 0."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -302,7 +304,7 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Who talks with whom and who holds how many samples of each class, for whoever draws it."""
+    """Who talks to whom, and how many samples of each class each agent holds, for drawing."""
     graph = problem.topology
     weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
     return {
@@ -317,7 +319,7 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
 def holdings(
     problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
 ) -> list[list[int]]:
-    """Samples of each class at each agent; what agents of other hosts own is not told: zeros."""
+    """Samples of each class at each agent; zeros for other hosts' own data, which stay private."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()
            for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
@@ -329,7 +331,7 @@ def holdings(
 
 
 def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> dict[str, Any]:
-    """What the best and the worst agent take for what; all workers take part."""
+    """Confusion matrices of the best and the worst agent; all workers take part."""
     placement = run.transport.placement
     present = [placement.number(row) for row in range(len(x_ND))]
     accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
@@ -351,7 +353,7 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
 
 @contextmanager
 def threads(threads: int) -> Iterator[None]:
-    """Threads of torch while this is open."""
+    """Sets the number of torch threads in this context."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

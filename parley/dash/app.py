@@ -1,7 +1,7 @@
-"""The web application: who may ask, what is answered, and what is pushed as it happens.
+"""The web application: access, responses and live updates.
 
 Everything is read-only. ``/api/events`` is a stream of server-sent events: the list of runs, then
-what changes in it, and what is new about the runs that a page watches.
+changes to it, and updates on the runs that a page watches.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from parley.dash.runs import NotThere, Refused, Row, Runs
 MOST_WATCHED = 12
 """Runs that one page can follow at a time."""
 EVERY = 1.0
-"""Seconds from one look at the files to the next, for a page that watches."""
+"""Seconds between looks at the files while a page is watching."""
 QUIET = 15.0
-"""Seconds after which a stream says that it is still there."""
+"""Seconds after which an idle stream sends a keep-alive."""
 
 STATIC = {
     "charts.js": "text/javascript",
@@ -57,11 +57,11 @@ HEADERS = {
 
 
 class Guard:
-    """Lets in who may look, and nobody else.
+    """Admits only authorised requests.
 
-    A page of another site can make a browser ask this address under a name of its own (DNS
-    rebinding), so the name that was asked for must be one of this machine's. Where other machines
-    can ask, a token is needed too: once in the address, then in a cookie.
+    A page on another site can make a browser send requests here under a name of its own (DNS
+    rebinding), so the requested name must be one of this machine's. If other machines can connect,
+    a token is required too: once in the address, then in a cookie.
     """
 
     def __init__(self, app: ASGIApp, names: frozenset[str] | None, token: str | None) -> None:
@@ -84,7 +84,7 @@ class Guard:
 
     def _refusal(self, asked: HTTPConnection) -> Response | None:
         if not self._is_ours(asked.headers):
-            words = "This name is not one of this machine's; use the address that was printed."
+            words = "This host name is not one of this machine's; use the address that was printed."
             return PlainTextResponse(words, 421)
         if self.token is None:
             return None
@@ -95,11 +95,11 @@ class Guard:
             return welcome
         if self._is_token(asked.cookies.get(cookie, "")):
             return None
-        words = "A token is needed: open the whole address that parley dash printed."
+        words = "A token is required: open the full address that parley dash printed."
         return PlainTextResponse(words, 403)
 
     def _is_token(self, given: str) -> bool:
-        # In constant time, so that it cannot be guessed letter by letter.
+        # Compared in constant time, so that it cannot be guessed letter by letter.
         return secrets.compare_digest(given.encode(), (self.token or "").encode())
 
     def _is_ours(self, headers: Headers) -> bool:
@@ -110,11 +110,11 @@ class Guard:
 
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-"""What a browser on this machine calls it."""
+"""The names under which a browser on this machine reaches it."""
 
 
 def own_names() -> frozenset[str]:
-    """What others call this machine."""
+    """The names under which others reach this machine."""
     name = socket.gethostname().lower()
     return LOOPBACK | {name, f"{name}.local", socket.getfqdn().lower()}
 
@@ -131,7 +131,7 @@ def _host_name(header: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Numbers cannot be rebound."""
+    """Whether a name is a numeric address, which cannot be rebound."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -143,7 +143,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _answering(endpoint: Endpoint) -> Endpoint:
-    """Refusals in words."""
+    """Turns errors into plain-text responses."""
 
     async def wrapped(request: Request) -> Response:
         try:
@@ -164,8 +164,8 @@ def build(
 ) -> ASGIApp:
     """The application for these runs.
 
-    `names` are those under which it may be asked (None: any address or name of this machine);
-    `closing` tells streams that the server wants to end.
+    `names` are the host names it answers to (None: any address or name of this machine);
+    `closing` tells streams that the server is shutting down.
     """
 
     async def page(request: Request) -> Response:
@@ -174,7 +174,7 @@ def build(
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in STATIC:
-            return PlainTextResponse("not there", 404)
+            return PlainTextResponse("not found", 404)
         return Response(files("parley.web").joinpath(name).read_bytes(), media_type=STATIC[name])
 
     async def listing(request: Request) -> Response:
@@ -212,7 +212,7 @@ def _run(request: Request) -> str:
 
 
 class Stream:
-    """What one page is told, one message after the other, each thing once."""
+    """The updates for one page, each sent once."""
 
     def __init__(self, runs: Runs, watched: list[str]) -> None:
         self.runs = runs
@@ -222,7 +222,7 @@ class Stream:
         self._rows: dict[str, Row] | None = None
 
     async def messages(self, closing: Callable[[], bool]) -> AsyncIterator[str]:
-        """Until the page is closed or the server ends."""
+        """Messages until the page is closed or the server shuts down."""
         yield "retry: 1000\n\n"
         silent = 0.0
         while not closing():

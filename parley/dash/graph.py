@@ -1,4 +1,4 @@
-"""Where agents are drawn and who talks with whom, for the page to animate."""
+"""Where agents are drawn and who talks to whom, for the page to animate."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from parley.errors import ParleyError
 from parley.results.layout import circle, layout, recorded_graph
 
 MOST_AGENTS = 300
-"""More are drawn on a circle: laying out any graph takes time that grows with the cube."""
+"""More agents are drawn on a circle: laying out an arbitrary graph takes cubic time."""
 MOST_EDGES = 4000
-"""More cannot be told apart on a screen."""
+"""More edges cannot be told apart on a screen."""
 MOST_HELD = 20_000
 
 Graph = dict[str, Any]
@@ -21,14 +21,14 @@ def graph(options: Graph, agents: Graph | None) -> Graph:
     """
     count = options.get("agents")
     if not isinstance(count, int) or not 0 < count <= 100_000:
-        return {"positions": [], "edges": [], "directed": False, "note": "no agents are known"}
+        return {"positions": [], "edges": [], "directed": False, "note": "the agents are unknown"}
     if count > MOST_AGENTS:
         return _circle(count, f"the graph of more than {MOST_AGENTS} agents is not drawn")
     try:
         found = recorded_graph(options, agents)
         places = layout(found).tolist()
     except (ParleyError, ValueError, TypeError):
-        return _circle(count, "its graph is not known here")
+        return _circle(count, "its graph cannot be reconstructed here")
     few = len(found.edges) <= MOST_EDGES
     pairs = zip(found.edges, found.edge_weights.tolist(), strict=True)
     drawn = {

@@ -1,15 +1,15 @@
-"""Which runs are there below a folder, and how each is doing: told from their files alone.
+"""Which runs there are below a folder, and the state of each, from their files alone.
 
-| state    | how it is told |
+| state    | how it is recognised |
 |----------|----------------|
 | finished | summary.json is there |
-| running  | some process holds the folder's lock; where locks cannot be seen, its files are new |
+| running  | a process holds the folder's lock; where locks cannot be seen, its files are recent |
 | stopped  | status.json says that it was stopped (Ctrl-C) |
 | failed   | status.json says that it failed, and why |
-| died     | status.json says "running", and nobody holds the lock |
+| died     | status.json says "running", but no process holds the lock |
 
-Runs of versions without status.json that are not finished count as running while their files are
-new, and as stopped afterwards.
+Unfinished runs from versions without status.json count as running while their files are recent, and
+as stopped afterwards.
 """
 
 import json
@@ -32,17 +32,17 @@ from parley.store.status import STATUS, is_held
 from parley.training.record import number, parse_record
 
 SILENCE = 120.0
-"""Seconds without a sign of life after which a run that cannot be looked at directly is over."""
+"""Seconds without activity after which a run whose lock cannot be seen counts as over."""
 SCAN_EVERY = 1.0
-"""Seconds from one look at the folder to the next, however many are watching."""
+"""Seconds between scans of the folder, however many pages are watching."""
 REST = 4.0
-"""After a slow look the disk is left alone for so many times as long."""
+"""After a slow scan, the disk is left alone for this many times as long."""
 MOST_FOLDERS = 20_000
-"""Folders that are looked into; somebody may have named the root of a disk."""
+"""The most folders to look into, in case someone passes the root of a disk."""
 LARGEST = 4 << 20
-"""Bytes of the largest small file (all but the records) that is read."""
+"""The largest file to read, in bytes, other than the records."""
 END = 64 << 10
-"""Bytes at the end of the records in which the last one is looked for, at first."""
+"""Bytes at the end of the records to search first for the last one."""
 KEPT = 64
 """Runs whose records are kept in memory."""
 
@@ -54,11 +54,11 @@ class Refused(ParleyError):
 
 
 class NotThere(ParleyError):
-    """A request for a run that is not, or not any more."""
+    """A request for a run that does not exist, or no longer does."""
 
 
 class Runs:
-    """The runs below one folder, which may appear later."""
+    """The runs below a folder, which need not exist yet."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self.root = root
@@ -71,7 +71,7 @@ class Runs:
         self._scanned = -float("inf")
 
     def listing(self) -> dict[str, Any]:
-        """All runs, the newest first; looked up at most once in `SCAN_EVERY` seconds."""
+        """All runs, newest first; the folder is scanned at most once every `SCAN_EVERY` seconds."""
         with self._lock:
             started = time.monotonic()
             if started - self._scanned >= SCAN_EVERY:
@@ -93,7 +93,7 @@ class Runs:
         self._rows = {key: value for key, value in self._rows.items() if key in known}
         self._abouts = {key: value for key, value in self._abouts.items() if key in known}
         rows.sort(key=lambda row: (-row["began"], row["id"]))
-        note = "" if whole else f"only the first {MOST_FOLDERS:,} folders are looked into"
+        note = "" if whole else f"only the first {MOST_FOLDERS:,} folders are searched"
         return {
             "root": str(self.root),
             "there": self.root.is_dir(),
@@ -115,7 +115,7 @@ class Runs:
         return row | _state(path, row, newest, self._clock())
 
     def folder(self, run: str) -> Path:
-        """The folder of a run of that name; nothing outside the root, not by a link either."""
+        """The folder of the run with that name; never outside the root, not even through a link."""
         parts = PurePosixPath(run).parts
         if not run or "\0" in run or run.startswith("/") or ".." in parts or "\\" in run:
             raise Refused(f"run: {run!r} is not below the runs folder")
@@ -124,7 +124,7 @@ class Runs:
         if path.resolve() != path:
             raise Refused(f"run: {run!r} is not below the runs folder")
         if not is_run(path):
-            raise NotThere(f"run: {run!r} is not there")
+            raise NotThere(f"run: {run!r} does not exist")
         return path
 
     def about(self, run: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Runs:
         path = self.folder(run)
         with self._lock:
             series = self._series.pop(run, None) or Series(run, path / RECORDS)
-            self._series[run] = series  # the last used stands last
+            self._series[run] = series  # most recently used last
             while len(self._series) > KEPT:
                 del self._series[next(iter(self._series))]
         return series.told()
@@ -161,7 +161,7 @@ def _id(root: Path, path: Path) -> str:
 
 
 def _sign(path: Path) -> tuple[int, float, int] | None:
-    """By which a change of the file is seen."""
+    """A signature that changes when the file does."""
     try:
         about = path.stat()
     except OSError:
@@ -187,7 +187,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _options(path: Path) -> dict[str, Any] | None:
-    """The fields of the experiment, also of one that this version does not know."""
+    """The fields of the experiment, even of one that this version does not understand."""
     try:
         return tomllib.loads((_read(path / EXPERIMENT) or b"").decode())
     except ValueError:
@@ -195,7 +195,7 @@ def _options(path: Path) -> dict[str, Any] | None:
 
 
 def _about(path: Path, run: str) -> Row:
-    """What a run is; it changes only with its files."""
+    """What a run is: changes only when its files do."""
     options, summary = _options(path), _json(path / SUMMARY)
     note = f"{EXPERIMENT} is damaged" if options is None else ""
     shown = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
@@ -215,7 +215,7 @@ def _about(path: Path, run: str) -> Row:
 
 
 def _last(path: Path) -> dict[str, Any]:
-    """The numbers of the newest whole record, found from the end of the file."""
+    """The numbers of the newest complete record, read from the end of the file."""
     with suppress(OSError):
         descriptor = os.open(path, READ_ONLY)
         with os.fdopen(descriptor, "rb") as file:
@@ -233,7 +233,7 @@ def _last(path: Path) -> dict[str, Any]:
 
 
 def _state(path: Path, row: Row, newest: float, now: float) -> Row:
-    """How a run is doing at this moment."""
+    """The current state of a run."""
     status, last = row["status"] or {}, row["last"]
     epochs = row["epochs"] if isinstance(row["epochs"], int) else 0
     epoch = last.get("epoch", 0)
@@ -256,7 +256,7 @@ def _state(path: Path, row: Row, newest: float, now: float) -> Row:
 
 
 def _left(status: dict[str, Any], now: float) -> float | None:
-    """Seconds to the end at the mean rate of this process, evaluations included."""
+    """Seconds left at the mean rate of this process, evaluations included."""
     try:
         made = status["step"] - status["began_step"]
         rate = made / (status["at"] - status["began"])

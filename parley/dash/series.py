@@ -1,7 +1,7 @@
-"""The records of a run as they come: new bytes are read, and a bounded number of records is kept.
+"""The records of a run as they arrive: only new bytes are read, and a bounded number is kept.
 
-A page gets whole series. Runs have at most some thousands of records; of longer ones every second,
-fourth, ... record is kept, and always the last.
+A page gets whole series. Runs usually have at most a few thousand records; for longer ones every
+second, fourth, ... record is kept, and always the last.
 """
 
 import os
@@ -13,25 +13,25 @@ from typing import Any, Generic, TypeVar
 from parley.training.record import EACH_AGENT, Record, number, parse_record
 
 MOST = 4000
-"""Records of which the numbers are kept."""
+"""The most records to keep."""
 FIELDS = 48
-"""Numbers of a record that are kept."""
+"""The most numbers to keep from a record."""
 FRAMES = 240
-"""Records of which single agents' numbers are kept; the page plays them one after another."""
+"""The most records to keep per-agent numbers of; the page plays them one after another."""
 NUMBERS = 40_000
-"""Numbers of single agents that are kept in all, about."""
+"""Roughly the most per-agent numbers to keep in total."""
 LONGEST = 16 << 20
-"""Bytes; a line that is longer is no record."""
+"""In bytes; a longer line is not a record."""
 READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""No link is followed, and no pipe waited for, where the system can tell them."""
+"""Neither follow links nor wait for pipes, where the system supports that."""
 SEEN = 64
-"""Bytes before the new ones that are read again, to see whether the file is still the same."""
+"""Bytes before the new ones to read again, to check that it is still the same file."""
 
 T = TypeVar("T")
 
 
 class Strided(Generic[T]):
-    """Every `stride`-th of many things, and the last; the stride doubles when they are too many.
+    """Every `stride`-th item, and the last; the stride doubles when there are too many.
 
     >>> few = Strided[int](most=4)
     >>> for k in range(10):
@@ -48,7 +48,7 @@ class Strided(Generic[T]):
         self._last: T | None = None
 
     def add(self, thing: T) -> None:
-        """One more."""
+        """Adds an item."""
         if self.count % self.stride == 0:
             self._kept.append(thing)
         self.count += 1
@@ -70,7 +70,7 @@ class Series:
         self.run = run
         self.path = path
         self.bytes_read = 0
-        """All bytes that were ever read, for those who want to know what looking costs."""
+        """Total bytes read so far: what following this run costs."""
         self._lock = threading.Lock()
         self._start_over()
 
@@ -85,7 +85,7 @@ class Series:
         self._inode = -1
 
     def told(self) -> dict[str, Any]:
-        """Everything that a page draws; the same object as before if nothing is new."""
+        """Everything a page draws; the same object as before if nothing is new."""
         with self._lock:
             self._read()
             if self._told is None:
@@ -104,9 +104,9 @@ class Series:
             return self._told
 
     def _read(self) -> None:
-        """What has come since the last time."""
+        """Reads what was added since the last call."""
         try:
-            # Not through a link: it could lead out of the folder.
+            # Never through a link: it could lead outside the folder.
             descriptor = os.open(self.path, READ_ONLY)
         except OSError:
             if self._offset:
@@ -152,7 +152,7 @@ class Series:
 
 
 def _frame(record: Record) -> dict[str, Any] | None:
-    """What single agents did; an absent agent has None."""
+    """The numbers of each agent; None for an absent one."""
     found = {name: record.get(name) for name in EACH_AGENT if _is_row(record.get(name))}
     return {"epoch": record["epoch"], **found} if found else None
 

@@ -17,11 +17,11 @@ from parley.dash.runs import Runs
 from parley.errors import BadValue
 
 TRIES = 100
-"""Ports after the one asked for that are tried."""
+"""How many further ports to try after the requested one."""
 
 
 class _Server(uvicorn.Server):
-    """Calls back once it listens."""
+    """Calls back once it is listening."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -36,12 +36,12 @@ class _Server(uvicorn.Server):
 def serve(root: Path, host: str, port: int, show: bool | None, say: Callable[[str], None]) -> None:
     """Serves the page for the runs below `root` until it is interrupted.
 
-    `show` opens it in a browser; None does so where somebody seems to sit before one.
+    `show` opens it in a browser; None does so if someone seems to be at this machine.
     """
     listening = listen(host, port)
     address, found = listening.getsockname()[:2]
     if port not in (0, found):
-        say(f"port {port} is taken; this is the next free one")
+        say(f"port {port} is in use; using the next free one")
     local = ipaddress.ip_address(address).is_loopback
     token = None if local else secrets.token_urlsafe(24)
     url = _url(address, found, token)
@@ -61,11 +61,11 @@ def serve(root: Path, host: str, port: int, show: bool | None, say: Callable[[st
 
     def ready() -> None:
         if not root.is_dir():
-            say(f"{root} is not there yet; runs are shown as they appear")
+            say(f"{root} does not exist yet; runs will be shown as they appear")
         if not local:
-            say("others can see this page if they have the whole address; it is not encrypted")
+            say("anyone with the full address can see this page; the connection is not encrypted")
         say(f"runs in {root}: {url}")
-        say("Ctrl-C ends")
+        say("press Ctrl-C to stop")
         if show if show is not None else local and _has_browser():
             webbrowser.open(_url("127.0.0.1" if not local else address, found, token))
 
@@ -73,7 +73,7 @@ def serve(root: Path, host: str, port: int, show: bool | None, say: Callable[[st
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:
-        pass  # how it is meant to end
+        pass  # the intended way to stop it
     finally:
         listening.close()
     say("ended")
@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
             host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError):
-        raise BadValue("host", host, "a name or an address of this machine") from None
+        raise BadValue("host", host, "a host name or address of this machine") from None
     problem: OSError | None = None
     for candidate in range(port, min(port + TRIES, 65536)) if port else (0,):
         made = socket.socket(kind, socket.SOCK_STREAM)
@@ -103,9 +103,9 @@ def listen(host: str, port: int) -> socket.socket:
         return made
     because = (problem.strerror if problem else "") or "not free"
     if problem is not None and problem.errno == errno.EADDRNOTAVAIL:
-        raise BadValue("host", host, "a name or an address of this machine", because)
+        raise BadValue("host", host, "a host name or address of this machine", because)
     raise BadValue(
-        "port", port, f"one that is free, or has a free one in the next {TRIES}", because
+        "port", port, f"a free port, or one followed by a free port within {TRIES}", because
     )
 
 

@@ -17,7 +17,7 @@ from parley.errors import BadValue
 
 
 class Batch(NamedTuple):
-    """One step's samples of all agents hosted by a worker."""
+    """One step's samples for all agents hosted by a worker."""
 
     inputs: Tensor  # [A, B, ...], normalised
     targets: Tensor  # [A, B]
@@ -51,7 +51,7 @@ class Batches:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if batch < 1:
-            raise BadValue("batch", batch, "a whole number from 1")
+            raise BadValue("batch", batch, "a whole number of at least 1")
         if not samples_per_agent or len(samples_per_agent) != len(agents):
             raise ValueError(f"{len(samples_per_agent)} datasets for {len(agents)} agents")
         for agent, samples in zip(agents, samples_per_agent, strict=True):
@@ -69,13 +69,13 @@ class Batches:
         self._length_A = np.array([len(samples) for samples in samples_per_agent])
         self._start_A = np.cumsum(self._length_A) - self._length_A
         self._batches_A = -(-self._length_A // batch)
-        # Every agent's samples in the order of its present pass, one agent after the other.
+        # Every agent's samples in the order of its current pass, one agent after another.
         self._order = np.empty(len(self.inputs), np.int64)
         self._order_of = np.split(self._order, self._start_A[1:])
         self._pass_A = np.full(len(agents), -1)
 
     def another(self, draw: int) -> "Batches":
-        """The same samples in other orders: batches that are independent of these."""
+        """The same samples in different orders: batches independent of these."""
         other = copy(self)
         other._stream = (draw,)
         other._order = np.empty_like(self._order)
@@ -84,7 +84,7 @@ class Batches:
         return other
 
     def at(self, step: int) -> Batch:
-        """The batch of a step, whichever steps were asked for before."""
+        """The batch of a step, regardless of which steps were requested before."""
         index_AB, size_A = self._indices(step)
         agents, widest = index_AB.shape
         index = torch.from_numpy(index_AB.reshape(-1)).to(self.inputs.device)
@@ -133,7 +133,7 @@ class Batches:
 
 
 def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:
-    """Steps in which the agent with the most samples passes over them once.
+    """The steps that the agent with the most samples needs for one pass over them.
 
     >>> steps_per_epoch([10_000] * 5, 32)  # CIFAR-10, 5 agents
     313

@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face layout, decoded into tensors, and the cache of those."""
+"""Datasets in the Hugging Face layout, decoded into tensors, and the cache of the results."""
 
 import hashlib
 import io
@@ -31,50 +31,50 @@ from parley.errors import BadValue, unknown_name
 
 @dataclass(frozen=True)
 class Source:
-    """A row of the table of datasets: where it comes from and what is done to its inputs."""
+    """A row of the table of datasets: where one comes from and how its inputs are prepared."""
 
     description: str
     hub: str | None
-    """Its id on the Hugging Face hub, or None when it comes inside a package."""
+    """Its ID on the Hugging Face hub, or None if it ships with a package."""
     transform: Transform | None = None
-    """None: normalise by mean and deviation of the training inputs."""
+    """None: normalise by the mean and standard deviation of the training inputs."""
     local: tuple[str, ...] = ()
-    """Folders below the data root to look in, in this order; none: the hub id."""
+    """Folders below the data root to look in, in this order; if empty, the hub ID."""
     config: str | None = None
     """Which of several variants on the hub."""
     label: str = ""
-    """The column of classes; empty: the first."""
+    """The column with the classes; if empty, the first such column."""
     resize: int = 0
-    """Images are scaled until their shorter side has so many pixels, and cut to a central square;
-    0 to leave them as they are."""
+    """Images are scaled so that their shorter side has this many pixels, then cropped to a central
+    square; 0 leaves them unchanged."""
     test_crop: int = 0
-    """The side of that square in the test data; in the training data it is `resize`."""
+    """The side of that square for test data; for training data it is `resize`."""
     enlarge: bool = False
-    """Whether that may be done to images that are all smaller than `test_crop`."""
+    """Whether to allow this for images that are all smaller than `test_crop`."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a dataset is read: `load`'s options."""
+    """How a dataset is read: the options of `load`."""
 
     folder: str = ""
-    """Where a dataset with a name is read from instead of its own place: a stand-in for it."""
+    """A folder to read a named dataset from instead of its usual location: a stand-in for it."""
     label: str = ""
-    """The column of classes; empty: the dataset's own, or the first."""
+    """The column with the classes; if empty, the dataset's usual one, or the first."""
     tokenizer: str = ""
-    """Of texts: train (made from the training texts), a folder with tokenizer.json or vocab.txt, or
-    a hub id; empty: the one that belongs to the model, or train."""
+    """For text: train (built from the training texts), a folder with tokenizer.json or vocab.txt,
+    or a hub ID; if empty, the one that belongs to the model, or train."""
     length: int = 128
-    """Of texts: tokens of each, the rest is cut off."""
+    """For text: the number of tokens kept; longer texts are truncated."""
     vocabulary: int = 30_522
-    """Of texts: the most tokens that a tokenizer made from them has (BERT's number)."""
+    """For text: the maximum vocabulary size of a tokenizer built from it (BERT's size)."""
     labels: str = ""
-    """Of agents' own data: the names of all classes, comma-separated, where an agent may lack some
-    of them."""
+    """For agents with their own data: the names of all classes, comma-separated, if an agent may
+    lack some of them."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":
-        """From a table of options, checked.
+        """From a table of options, validated.
 
         >>> Options.of({"lenght": 64})
         Traceback (most recent call last):
@@ -88,25 +88,25 @@ class Options:
             if known[name].type is str and not isinstance(value, str):
                 raise BadValue(f"data.{name}", value, "text")
             if known[name].type is int and (type(value) is not int or value < 4):
-                raise BadValue(f"data.{name}", value, "a whole number from 4")
+                raise BadValue(f"data.{name}", value, "a whole number of at least 4")
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `load` was asked to make of a dataset."""
+    """What `load` was asked to do with a dataset."""
 
     source: Source
     options: Options
-    given: tuple[str, ...] = ()  # the options that the user named
+    given: tuple[str, ...] = ()  # the options that the user set
     root: str | Path | None = None
     tokenizer: str = tokens.TRAIN
 
 
 def load_folder(place: Path | str, looked: str, recipe: Recipe, needs_test: bool = True) -> Data:
-    """Images or texts with classes, decoded once and then read from the cache."""
+    """Images or text with classes, decoded once and then read from the cache."""
     name, source = str(place), recipe.source
-    # A folder's files tell whether it has changed: with a cached copy it need not be opened.
+    # The folder's files show whether it has changed, so a cached copy spares opening it.
     splits = None if isinstance(place, Path) else _open(place, looked, source.config)
     key = _fingerprint(place) if isinstance(place, Path) else _hub_fingerprint(splits)
 
@@ -119,11 +119,11 @@ def load_folder(place: Path | str, looked: str, recipe: Recipe, needs_test: bool
     cached = _cached(name, _digest([key, *prepared]) if any(prepared) else key)
     data = _read_cache(cached, name)
     if data is None:
-        # Whether it has texts is known without opening it when it was found to have some before.
+        # If it was found to hold text before, that is known without opening it again.
         texts = any(cached.parent.glob(_cached(name, f"{key}-text-*").name))
         if texts or columns_of(_training(opened(), name), name, source.label).are_texts:
             if recipe.tokenizer == tokens.TRAIN and not needs_test:
-                valid = "a folder or a hub id with a tokenizer for all of them"
+                valid = "a folder or hub ID of a tokenizer that all of them share"
                 raise BadValue("data.tokenizer", tokens.TRAIN, valid, f"{name} is one of several")
             data = _load_texts(opened, name, key, recipe)
         else:
@@ -132,21 +132,23 @@ def load_folder(place: Path | str, looked: str, recipe: Recipe, needs_test: bool
     if data.train.inputs.dtype == torch.uint8:
         for option in ("tokenizer", "length", "vocabulary"):
             if option in recipe.given:
-                raise BadValue("data", option, "folder, label", because=f"{name} has no texts")
+                raise BadValue(
+                    "data", option, "folder, label", because=f"{name} is not a text dataset"
+                )
     if needs_test and not len(data.test):
-        raise BadValue("data", name, "a dataset with a test or a validation split")
+        raise BadValue("data", name, "a dataset with a test or validation split")
     return data
 
 
 def _cached(name: str, key: str) -> Path:
-    """Where a dataset's decoded copy is kept."""
+    """Where the decoded copy of a dataset is kept."""
     slug = re.sub(r"\W+", "-", "-".join(Path(name).parts[-2:])).strip("-")
     return cache_folder() / f"{slug}-{key}.safetensors"
 
 
 def _training(splits: Any, name: str) -> Any:
     if "train" not in splits:
-        valid = "a dataset with a train split, and a test or a validation split"
+        valid = "a dataset with a train split and a test or validation split"
         raise BadValue("data", name, valid, because=f"it has {', '.join(splits)}")
     return splits["train"]
 
@@ -157,7 +159,7 @@ def _train_and_test(splits: Any, name: str) -> tuple[Any, Any]:
 
 
 def _load_texts(opened: Callable[[], Any], name: str, key: str, recipe: Recipe) -> Data:
-    """Texts as numbers of tokens, encoded once for each tokenizer and length."""
+    """Texts as token IDs, encoded once for each tokenizer and length."""
     length, size, chosen = recipe.options.length, recipe.options.vocabulary, recipe.tokenizer
     label = recipe.source.label
     trained = chosen == tokens.TRAIN
@@ -205,7 +207,9 @@ def _targets(both: Sequence[Any], label: str, name: str) -> list[Tensor]:
         raise BadValue("data", name, "at least one training sample")
     for labels in targets:
         if len(labels) and labels.min() < 0:
-            raise BadValue("data", name, "a class for every sample", because="some have none")
+            raise BadValue(
+                "data", name, "a class for every sample", because="some samples have none"
+            )
     return targets
 
 
@@ -216,7 +220,7 @@ class _Columns(NamedTuple):
 
 
 def columns_of(dataset: Any, name: str, label: str = "") -> _Columns:
-    """The first column of images or else of texts, and the named or first column of classes."""
+    """The first column of images, or else of text, and the named or first column of classes."""
     features = dataset.features
     images = [c for c, feature in features.items() if type(feature).__name__ == "Image"]
     texts = [c for c, f in features.items() if "string" in str(getattr(f, "dtype", ""))]
@@ -225,9 +229,7 @@ def columns_of(dataset: Any, name: str, label: str = "") -> _Columns:
         classes = [c for c in classes if c == label]
     if not (images or texts) or not classes:
         has = ", ".join(f"{c}: {type(f).__name__}" for c, f in features.items())
-        valid = (
-            f"a dataset with an Image or a text column, and a ClassLabel column {label}".rstrip()
-        )
+        valid = f"a dataset with an Image or text column and a ClassLabel column {label}".rstrip()
         raise BadValue("data", name, valid, because=f"it has {has}")
     return _Columns([*images, *texts][0], classes[0], not images)
 
@@ -235,9 +237,9 @@ def columns_of(dataset: Any, name: str, label: str = "") -> _Columns:
 def decoded(
     datasets: Sequence[Any], column: str, name: str, source: Source | None = None
 ) -> list[Tensor]:
-    """The images of every dataset as uint8 [n, c, h, w]: grey if all are grey, else colour.
+    """The images of every dataset as uint8 [n, c, h, w]: greyscale if all are, otherwise colour.
 
-    Those of the first are training images, which `source` may prepare in another size.
+    The first dataset holds training images, which `source` may prepare at a different size.
     """
     source = source or Source("", None)
     sides = [source.resize, *[source.test_crop] * (len(datasets) - 1)]
@@ -265,7 +267,7 @@ def decoded(
         height, width = (side, side) if side else default
         out = np.empty((len(images), channels, height, width), dtype=np.uint8)
         for i, pixels in enumerate(images):
-            out[i] = pixels.transpose(2, 0, 1)  # a grey image fills all channels
+            out[i] = pixels.transpose(2, 0, 1)  # a greyscale image fills all channels
         images.clear()
         tensors.append(torch.from_numpy(out))
     return tensors
@@ -280,10 +282,10 @@ def _image(encoded: dict[str, Any]) -> Image.Image:
 
 
 def _square(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """Scales the image until its shorter side is `shorter` pixels; its central square of `side`."""
+    """The central square of `side` pixels, after scaling the shorter side to `shorter` pixels."""
     width, height = image.size
     if min(width, height) != shorter:
-        # Cut off rather than rounded, as torchvision does.
+        # Truncated rather than rounded, as torchvision does.
         width, height = (max(shorter, shorter * s // min(image.size)) for s in image.size)
         image = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = round((width - side) / 2), round((height - side) / 2)
@@ -297,14 +299,14 @@ def _pixels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def values_of(dataset: Any, column: str) -> Iterator[Any]:
-    """A column's stored values (images as encoded bytes); far faster than row by row."""
+    """A column's stored values (images as encoded bytes); much faster than row by row."""
     for table in dataset.with_format("arrow").iter(batch_size=1000):
         yield from table[column].to_pylist()
 
 
 def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
-    """The splits of a folder or of a hub dataset, through Hugging Face datasets."""
-    # Imported here: it takes a second, and a cached folder does without.
+    """The splits of a folder or hub dataset, opened with Hugging Face datasets."""
+    # Imported here: it takes a second, and a cached folder does not need it.
     import datasets
 
     reachable = True
@@ -313,8 +315,8 @@ def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
             if isinstance(place, Path):
                 made = datasets.load_dataset(str(place))
                 if set(next(iter(made.values())).features) == {"image"}:
-                    # Folders of images: the loader leaves labels out where all are the same, which
-                    # is what an agent that has seen one class has.
+                    # For image folders the loader drops labels that are all the same, which is
+                    # the case for an agent that has only one class.
                     options = {"data_dir": str(place), "drop_labels": False}
                     made = datasets.load_dataset("imagefolder", **options)
                 return made
@@ -323,25 +325,25 @@ def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
             except RuntimeError as error:
                 if "scripts are no longer supported" not in str(error):
                     raise
-                # The hub keeps what such a script makes as Parquet files beside it.
+                # The hub keeps the output of such a script as Parquet files next to it.
                 return datasets.load_dataset(place, config, revision="refs/convert/parquet")
-    # The libraries below raise errors of a dozen unrelated types; each means: not loadable.
+    # The libraries below raise a dozen unrelated error types, which all mean "not loadable".
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         if isinstance(place, Path):
-            valid = "a folder with Parquet files in data/, as on the Hugging Face hub, or of images"
+            valid = "a folder of images, or with Parquet files in data/ as on the Hugging Face hub"
             raise BadValue("data", str(place), valid, because=reason) from error
         raise BadValue(
             "data",
             place,
-            f"a dataset that the Hugging Face hub has, or --data-root with a folder {place} in it",
+            f"a dataset on the Hugging Face hub, or a --data-root that contains {place}",
             because=f"{reason if reachable else 'the hub cannot be reached'}; {looked}",
         ) from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars from Hugging Face while this is open."""
+    """Hides Hugging Face's progress bars."""
     from datasets.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -354,7 +356,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder does."""
+    """A digest that changes when any file in the folder does."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     rows = [(str(f.relative_to(folder)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return _digest([str(folder.resolve()), rows])
@@ -365,12 +367,12 @@ def _hub_fingerprint(splits: Any) -> str:
 
 
 def _digest(value: object) -> str:
-    # The 1 is the format of the cached files: count it up when that changes.
+    # The 1 is the format version of the cached files: increment it when the format changes.
     return hashlib.sha256(json.dumps([1, value]).encode()).hexdigest()[:16]
 
 
 def _read_cache(path: Path, name: str) -> Data | None:
-    """What is in the cache; None if it is not there or not readable, and then it is made anew."""
+    """The cached dataset; None if there is none or it is unreadable, so that it is rebuilt."""
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads(file.metadata()["about"])
@@ -387,7 +389,7 @@ def _read_cache(path: Path, name: str) -> Data | None:
 
 
 def _write_cache(path: Path, data: Data) -> None:
-    """Writes beside the file and renames, so that workers that start together cannot collide."""
+    """Writes a temporary file and renames it, so that workers starting together cannot collide."""
     tensors = {
         "train.inputs": data.train.inputs,
         "train.targets": data.train.targets,
@@ -399,7 +401,7 @@ def _write_cache(path: Path, data: Data) -> None:
         "mean": data.transform.mean,
         "std": data.transform.std,
     }
-    # The cache saves time only: a full or read-only disk must not stop a run.
+    # The cache only saves time: a full or read-only disk must not stop a run.
     with suppress(OSError, SafetensorError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")

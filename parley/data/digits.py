@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, which come with the package."""
+"""The digits dataset that ships with scikit-learn."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from parley.data.transforms import standardise
 
 
 def digits() -> Data:
-    """scikit-learn's 1,797 digits of 8 x 8; every fifth of each class, in random order, is test."""
+    """scikit-learn's 1,797 digits of 8 x 8; a random fifth of each class is test data."""
     # Imported here because it takes a second and only this dataset needs it.
     from sklearn.datasets import load_digits
 

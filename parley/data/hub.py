@@ -1,4 +1,4 @@
-"""The Hugging Face hub: no waiting when it cannot be reached, and its optional libraries."""
+"""The Hugging Face hub: no long waits when it is unreachable, and its optional libraries."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from parley.errors import BadValue
 
 
 def is_id(name: str) -> bool:
-    """Whether a text has the form of a hub id.
+    """Whether a string looks like a hub ID.
 
     >>> is_id("uoft-cs/cifar10"), is_id("a/b/c"), is_id("cifar10")
     (True, False, False)
@@ -25,7 +25,7 @@ def text_library(name: str, field: str, value: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        # Its own missing dependencies are not solved by the extra alone: name them.
+        # It may also be one of its dependencies that is missing, so name the module.
         missing = error.name or name
         because = f"it needs {name}, and {missing} is not installed"
         raise BadValue(field, value, "pip install 'parley-learning[text]'", because) from error
@@ -35,8 +35,8 @@ def text_library(name: str, field: str, value: str) -> ModuleType:
 def offline_unless_reachable(wanted: bool = True) -> Iterator[bool]:
     """Keeps the hub's clients from retrying for half a minute when there is no network.
 
-    One request with a short limit finds out; without an answer, only what was downloaded before is
-    used. It goes through the client's own session, so that proxies and mirrors count.
+    One request with a short timeout finds out; without an answer, only earlier downloads are used.
+    It goes through the client's own session, so that proxies and mirrors are respected.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
@@ -50,7 +50,7 @@ def offline_unless_reachable(wanted: bool = True) -> Iterator[bool]:
     if wanted and reachable:
         try:
             get_session().head(constants.ENDPOINT, timeout=5)
-        except Exception:  # which type depends on the client's version (requests or httpx)
+        except Exception:  # the type depends on the client's version (requests or httpx)
             reachable = False
             for module in settings:
                 module.HF_HUB_OFFLINE = True

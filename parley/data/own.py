@@ -1,6 +1,6 @@
-"""Agents' own data: a folder, a dataset of the Hugging Face hub, or a user's Python function.
+"""Private data of each agent: a folder, a Hugging Face hub dataset, or a user's Python function.
 
-Only the process that hosts an agent opens its data, and none of them ever leave it.
+Only the process that hosts an agent opens its data, and the data never leave that process.
 """
 
 import importlib
@@ -18,16 +18,16 @@ from parley.data.sources import load_own
 from parley.data.user import from_user
 from parley.errors import BadValue, ParleyError
 
-VALID = "a folder, a hub id owner/name, or module:function"
+VALID = "a folder, a hub ID owner/name, or module:function"
 
 
 class Own(NamedTuple):
-    """What some agents hold, in the order in which they were asked for."""
+    """The data of some agents, in the order in which they were requested."""
 
     samples: list[Samples]
     """Their training data."""
     test: Samples
-    """Their test data, put together; perhaps none."""
+    """Their test data, combined; there may be none."""
     class_names: tuple[str, ...]
 
 
@@ -46,15 +46,15 @@ def load(
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
 ) -> Own:
-    """Opens the data of these agents (all for whom there is a place) and of no others.
+    """Opens the data of these agents only (by default, of all with a known location).
 
-    Classes are matched by name to `class_names`, or to the option `labels`, so an agent need not
+    Classes are matched by name to `class_names` or to the option `labels`, so an agent need not
     have all of them. Without either, all agents must have the same classes.
     """
     agents = list(places if agents is None else agents)
     for agent in agents:
         if agent not in places:
-            because = f"agent {agent} lives here, and nobody has said where its data lie"
+            because = f"agent {agent} runs on this host, but the location of its data is not given"
             raise BadValue("data_here", None, f"{agent}=PLACE with {VALID}", because)
     loaded = [_open(agent, places[agent], like, root, options, tokenizer) for agent in agents]
     given = Options.of(options or {}).labels
@@ -66,17 +66,17 @@ def load(
         if strange or (not fixed and one.class_names != names):
             found = ", ".join(strange or one.class_names)
             valid = f"the classes {', '.join(names)}, or data_options.labels with all of them"
-            because = f"agent {agent} has the classes {found}"
+            because = f"agent {agent} has classes {found}"
             raise BadValue("data", str(places[agent]), valid, because)
     matched = []
     for one in loaded:
         number = torch.tensor([names.index(c) for c in one.class_names])
         matched.append([_renumbered(part, number) for part in (one.train, one.test)])
     samples = from_user([train for train, _ in matched], agents)
-    # Where classes are given there is a common test set too, perhaps of another size.
+    # If classes are given there is a common test set too, perhaps of a different size.
     tests = [t for _, t in matched if t is not None and len(t) and class_names is None]
     if tests:
-        # The same kind of inputs as those that the models are trained on.
+        # The same kind of inputs as the models are trained on.
         tests = from_user([samples[0], *tests])[1:]
     empty = Samples(samples[0].inputs[:0], samples[0].targets[:0])
     return Own(samples, joined([empty, *tests]), names)
@@ -108,22 +108,24 @@ def _open(
 
 
 def _call(agent: int, place: str) -> _One:
-    """A user's function gets the agent's number and returns its dataset, of any kind that
-    `parley.train` takes, or a table of ``train``, ``test`` and ``labels``."""
+    """Calls a user's function with the agent's number. It returns a dataset of any kind that
+    `parley.train` accepts, or a dict with ``train``, ``test`` and ``labels``."""
     module, _, name = place.partition(":")
 
-    def wrong(because: str, valid: str = "module:function, importable from here") -> BadValue:
+    def wrong(
+        because: str, valid: str = "module:function, importable from the current folder"
+    ) -> BadValue:
         return BadValue("data", place, valid, f"agent {agent}: {because}")
 
     if "" not in sys.path:
-        sys.path.insert(0, "")  # the folder that the command was given in, as python -m has it
+        sys.path.insert(0, "")  # the current folder, as with python -m
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise wrong(str(error)) from error
     try:
         made = function(agent)
-    except Exception as error:  # whatever the user's code may raise
+    except Exception as error:  # anything the user's code may raise
         raise wrong(f"{type(error).__name__}: {error}", "a function that succeeds") from error
     parts = made if isinstance(made, dict) else {"train": made}
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
@@ -134,5 +136,5 @@ def _call(agent: int, place: str) -> _One:
     most = max(int(part.targets.max()) for part in (train, test) if part is not None)
     names = tuple(map(str, parts.get("labels") or range(most + 1)))
     if most >= len(names):
-        raise wrong(f"it has a class {most} but {len(names)} labels", "a label for every class")
+        raise wrong(f"it has class {most} but only {len(names)} labels", "a label for every class")
     return _One(train, test, names)

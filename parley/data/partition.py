@@ -1,8 +1,8 @@
 """Who holds which sample: labels in, one list of sample indices per agent out.
 
-A partition is named by a short text, `kind` or `kind:value`:
+A partition is written as `kind` or `kind:value`:
 
-| text          | every agent's data                                                    |
+| spec          | every agent's data                                                    |
 |---------------|-----------------------------------------------------------------------|
 | `iid`         | an even share of the shuffled samples                                 |
 | `skew:s`      | a share s of every class sorted by label, the rest shuffled and dealt |
@@ -11,7 +11,7 @@ A partition is named by a short text, `kind` or `kind:value`:
 | `file:PATH`   | the index lists in a JSON file                                        |
 
 `skew` follows the paper's rule that no two neighbours on the graph share a class (in the sorted
-part). It is obeyed whenever that is possible at all; when it is not, `Partition.note` says so.
+part). It is obeyed whenever that is possible; when it is not, `Partition.note` says so.
 """
 
 import heapq
@@ -29,10 +29,10 @@ from parley.graphs import Topology
 
 Indices = NDArray[np.int64]
 
-# The stream of random numbers that belongs to partitions, apart from those of batches and models.
+# The random stream for partitions, separate from those for batches and models.
 _STREAM = 4
-# Steps of the exact search for class assignments. Seconds of work; graphs of a few dozen agents
-# are decided in far fewer.
+# Step limit of the exact search for class assignments: a few seconds of work. Graphs of a few dozen
+# agents need far fewer steps.
 _SEARCH_BUDGET = 200_000
 _DIRICHLET_DRAWS = 100
 
@@ -44,7 +44,7 @@ class Partition:
     indices: tuple[Indices, ...]
     """Sample indices of agent 0, 1, ...; each array is sorted."""
     note: str = ""
-    """What could not be obeyed, and why; empty when all was."""
+    """Which rule could not be obeyed, and why; empty if all were."""
 
 
 def partition(
@@ -56,8 +56,8 @@ def partition(
 ) -> Partition:
     """Deals the samples with these labels to the agents of the graph.
 
-    `used` are the indices of those that take part (default: all). Indices are always the dataset's
-    own: a file's lists lose what is not used, every other kind deals out what is.
+    `used` are the indices of the samples to deal out (default: all). Indices always refer to the
+    whole dataset: lists from a file lose unused samples, every other kind deals only the used ones.
 
     >>> from parley.graphs import ring
     >>> labels = np.repeat(np.arange(10), 3)
@@ -86,13 +86,13 @@ def _without_unused(spec: str, dealt: Partition, used: Indices) -> Partition:
     left = tuple(np.intersect1d(part, used) for part in dealt.indices)
     for agent, part in enumerate(left):
         if not len(part):
-            because = f"fraction and validation leave agent {agent} none of its samples"
+            because = f"fraction and validation leave agent {agent} without samples"
             raise BadValue("partition", spec, "a larger fraction or a smaller validation", because)
     return Partition(left, dealt.note)
 
 
 def parse(spec: str) -> tuple["Kind", Any]:
-    """The kind and the value that a text names: checks all that can be checked without data.
+    """The kind and value of a spec, checked as far as possible without data.
 
     >>> parse("skew:0.5")[1]
     0.5
@@ -140,7 +140,7 @@ def holdings(indices: Sequence[Indices], labels: NDArray[Any], classes: int) -> 
 
 
 def folders(spec: str) -> list[str] | None:
-    """The dataset folders, one per agent, if that is what a `file:` partition lists."""
+    """The dataset folders, one per agent, if a `file:` partition lists folders."""
     if not spec.startswith("file:"):
         return None
     entries = _read_list(spec)
@@ -158,7 +158,7 @@ def _skew(share: float, labels: Indices, topology: Topology, seed: int) -> Parti
         return _iid(None, labels, topology, seed)
     agents = topology.agents
     by_class = _by_class(labels, _rng(seed))
-    # At least one sample of every class stays sorted, so that every class is someone's.
+    # At least one sample of every class stays sorted, so that every class has a holder.
     sizes = [max(1, round(share * len(of_class))) for of_class in by_class]
     stay = [np.sort(of_class[:k]) for of_class, k in zip(by_class, sizes, strict=True)]
     pool = _rng(seed, 1).permutation(
@@ -171,7 +171,7 @@ def _skew(share: float, labels: Indices, topology: Topology, seed: int) -> Parti
         if _neighbours_share(kept, labels, topology):
             kept = [np.concatenate(group) for group in _contiguous_groups(stay, agents)]
     else:
-        # An agent without sorted samples still has some of the pool, if there is a pool.
+        # An agent without sorted samples still gets some from the pool, if there is one.
         room = [len(of_class) if share == 1 else agents for of_class in stay]
         class_of, note = _spread_classes(topology, room)
         kept = _split_among_holders(stay, [[c] for c in class_of])
@@ -208,8 +208,8 @@ def _classes(k: int, labels: Indices, topology: Topology, seed: int) -> Partitio
             f"k of at least {-(-classes // agents)} for {agents} agents and {classes} classes",
             because=f"{_name(np.arange(agents * k, classes))} no holder",
         )
-    # Every agent in turn takes the k least held classes, ties at random: this covers every class
-    # and the numbers of holders never differ by more than one.
+    # Every agent in turn takes the k least-held classes, breaking ties at random: this covers every
+    # class, and the numbers of holders never differ by more than one.
     held = np.zeros(classes)
     classes_of = []
     for _ in range(agents):
@@ -236,10 +236,10 @@ def _file(path: str, labels: Indices, topology: Topology, seed: int) -> Partitio
         if not isinstance(entry, list) or not entry:
             raise wrong(f"agent {agent}'s entry is not a list with at least one index")
         if not all(type(i) is int and 0 <= i < len(labels) for i in entry):
-            raise wrong(f"agent {agent} has an index that is not from 0 to {len(labels) - 1}")
+            raise wrong(f"agent {agent} has an index outside 0 to {len(labels) - 1}")
         part = np.unique(np.array(entry, dtype=np.int64))
         if len(part) < len(entry) or seen[part].any():
-            raise wrong(f"agent {agent} has an index that was already given")
+            raise wrong(f"agent {agent} has an index that an agent already holds")
         seen[part] = True
         parts.append(part)
     return _partition(parts)
@@ -252,9 +252,9 @@ class Kind:
     form: str
     """How it is written."""
     values: str
-    """Which values it takes, in words."""
+    """Which values it accepts, in words."""
     read: Callable[[str], Any]
-    """The text after the colon as a value, or ValueError."""
+    """Parses the text after the colon, or raises ValueError."""
     deal: Callable[[Any, Indices, Topology, int], Partition]
 
 
@@ -289,7 +289,7 @@ KINDS: dict[str, Kind] = {
     ),
     "classes": Kind(
         "classes:k",
-        "with a whole number k from 1",
+        "with a whole number k of at least 1",
         lambda text: _number(text, lambda k: k >= 1, int),
         _classes,
     ),
@@ -309,7 +309,7 @@ def _by_class(labels: Indices, rng: np.random.Generator) -> list[Indices]:
 
 
 def _partition(parts: Sequence[Indices], note: str = "") -> Partition:
-    """Sorts the parts, and gives agents without any sample one of the largest holder's."""
+    """Sorts the parts, and gives agents without a sample one from the largest holder."""
     parts = [np.sort(part) for part in parts]
     for agent, part in enumerate(parts):
         if not len(part):
@@ -336,22 +336,22 @@ def _neighbours_share(parts: Sequence[Indices], labels: Indices, topology: Topol
 
 
 def _contiguous_groups(by_class: Sequence[Indices], groups: int) -> list[Sequence[Indices]]:
-    """Whole classes in runs of about equal numbers of samples, none empty."""
+    """Whole classes in contiguous groups of about equally many samples, none empty."""
     classes = len(by_class)
     ends = np.cumsum([len(of_class) for of_class in by_class])
     cuts = [0]
     for group in range(1, groups):
         nearest = int(np.abs(ends - ends[-1] * group / groups).argmin()) + 1
-        # Leave at least one class for this group and for each of those to come.
+        # Leave at least one class for this group and each of the following ones.
         cuts.append(min(max(nearest, cuts[-1] + 1), classes - groups + group))
     return [by_class[a:b] for a, b in zip(cuts, [*cuts[1:], classes], strict=True)]
 
 
 def _spread_classes(topology: Topology, room: Sequence[int]) -> tuple[list[int], str]:
-    """One class per agent, no two neighbours the same, class c at no more than room[c] agents.
+    """One class per agent, different for neighbours, class c at no more than room[c] agents.
 
-    For more agents than classes. Returns the classes and a note. (If agents held several classes
-    and obeyed the rule, each could keep any one of them: one class is no restriction.)
+    For more agents than classes. Returns the classes and a note. (If agents with several classes
+    obeyed the rule, each could keep just one of them, so one class each loses no generality.)
     """
     agents, classes = topology.agents, len(room)
     adjacent: list[set[int]] = [set() for _ in range(agents)]
@@ -376,7 +376,7 @@ def _spread_classes(topology: Topology, room: Sequence[int]) -> tuple[list[int],
 
 
 def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int] | None, int]:
-    """A proper colouring with colour c used at most room[c] times, and the size of the search.
+    """A proper colouring using colour c at most room[c] times, and the size of the search.
 
     Exact backtracking in DSATUR order: always the vertex with the fewest colours left. Its first
     descent is the DSATUR heuristic, which nearly always succeeds. None: there is no such
@@ -388,7 +388,7 @@ def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int
     # blocked[v][c]: how many of v's neighbours have colour c.
     blocked = [[0] * len(room) for _ in range(n)]
     saturation = [0] * n
-    # Who may come next, best first; entries that no longer hold are passed over.
+    # Candidates for the next vertex, best first; outdated entries are skipped.
     waiting = [(0, -len(a), v) for v, a in enumerate(adjacent)]
     heapq.heapify(waiting)
 
@@ -425,7 +425,7 @@ def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int
             heapq.heappop(waiting)
         return waiting[0][2]
 
-    # An explicit stack of (vertex, colours still to try): recursion would limit the agents.
+    # An explicit stack of (vertex, colours left to try): recursion would limit the agents.
     first = next_vertex()
     stack = [(first, choices(first))]
     for searched in range(_SEARCH_BUDGET):
@@ -446,7 +446,7 @@ def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int
 
 
 def _balance(colour: list[int], adjacent: Sequence[set[int]], room: Sequence[int]) -> list[int]:
-    """Recolours single vertices until all colours are used and none is much fuller than another.
+    """Recolours single vertices until all colours are used about equally often.
 
     Every move lowers the sum of squared numbers of holders, so it ends.
     """

@@ -21,7 +21,7 @@ PERMUTATIONS, AUGMENTATIONS, _SHARE = 1, 2, 5
 class Samples:
     """Inputs with their classes."""
 
-    inputs: Tensor  # [n, ...]: uint8 images [n, c, h, w], float32, or int32/int64 (token numbers)
+    inputs: Tensor  # [n, ...]: uint8 images [n, c, h, w], float32, or int32/int64 token IDs
     targets: Tensor  # [n] int64
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset in memory: what is to be divided among the agents, and what they are tested on."""
+    """A dataset in memory: the samples to divide among the agents, and those to test on."""
 
     name: str
     train: Samples
@@ -52,7 +52,7 @@ def rng_of(*numbers: int) -> np.random.Generator:
 
 
 def share_of(targets: Tensor, fraction: float, seed: int) -> NDArray[np.int64]:
-    """The indices of a share of the samples, the same of every class, at least one of each.
+    """The indices of a share of the samples, equal for every class, at least one of each.
 
     >>> targets = torch.tensor([0, 1] * 5)
     >>> targets[share_of(targets, 0.4, seed=0)].bincount().tolist()
@@ -69,7 +69,7 @@ def share_of(targets: Tensor, fraction: float, seed: int) -> NDArray[np.int64]:
 def hold_out(
     targets: Tensor, fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The indices of what is left, and of a share of every class that is held out.
+    """The indices of the samples to train on, and of a held-out share of every class.
 
     >>> left, held = hold_out(torch.tensor([0, 1] * 5), 0.4, seed=0)
     >>> len(left), len(held)
@@ -90,10 +90,10 @@ def hold_out(
 def cut_own(
     samples: Sequence[Samples], test: Samples, fraction: float, validation: float, seed: int
 ) -> tuple[list[Samples], Samples]:
-    """Agents' own data, each cut by itself, and what they are measured on.
+    """Agents' own data, each cut separately, and the samples they are evaluated on.
 
-    `fraction` is of each agent's samples; with `validation`, what is held out of each takes the
-    place of the test samples.
+    `fraction` applies to each agent's samples; with `validation`, the samples held out from each
+    agent replace the test samples.
     """
     kept = [s.take(share_of(s.targets, fraction, seed)) for s in samples]
     if not validation:

@@ -2,8 +2,8 @@
 
 Axes: A agents hosted here, B samples of a batch, n samples, c h w channels, rows, columns.
 
-What an agent sees at a step depends on (seed, agent, step) alone: not on the worker it lives in,
-nor on the agents that live there with it.
+What an agent sees at a step depends only on (seed, agent, step): not on the worker that hosts it,
+nor on the other agents there.
 """
 
 import os
@@ -22,7 +22,7 @@ from parley.errors import BadValue, unknown_name
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SOURCES: dict[str, Source] = {
-    "digits": Source("8×8 digits that come with scikit-learn: works offline", None),
+    "digits": Source("8×8 digits that ship with scikit-learn; works offline", None),
     "fashion_mnist": Source(
         "28×28 clothes, zalando-datasets/fashion_mnist on the hub",
         "zalando-datasets/fashion_mnist",
@@ -39,8 +39,8 @@ SOURCES: dict[str, Source] = {
         Transform((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), flip=True, crop_padding=4),
         label="fine_label",
     ),
-    # As run, random parts are taken of whole photographs; here of their central squares, so that
-    # the images are one tensor.
+    # The authors' code takes random crops of whole photographs; here they are taken of the central
+    # squares, so that the images fit in one tensor.
     "imagenette": Source(
         "photographs of 10 classes at 32×32, frgfm/imagenette on the hub",
         "frgfm/imagenette",
@@ -59,7 +59,7 @@ SOURCES: dict[str, Source] = {
         test_crop=224,
     ),
     "ag_news": Source(
-        "news in 4 classes as 128 tokens, fancyzhx/ag_news on the hub", "fancyzhx/ag_news"
+        "news in 4 classes, 128 tokens each, fancyzhx/ag_news on the hub", "fancyzhx/ag_news"
     ),
 }
 
@@ -70,11 +70,11 @@ def load(
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
 ) -> Data:
-    """A dataset by its name here, its hub id `owner/name`, or its folder.
+    """A dataset by its name in Parley, its hub ID `owner/name`, or its folder.
 
     A hub dataset is read from `root/owner/name` if that exists (`root` is the argument or the
     environment variable PARLEY_DATA_ROOT), otherwise from the hub. `options` are those of
-    `Options`; `tokenizer` is the one for texts when the options do not name any.
+    `Options`; `tokenizer` is the one to use for text if the options do not name one.
 
     >>> data = load("digits")
     >>> data.train.inputs.shape, len(data.test), len(data.class_names)
@@ -115,9 +115,9 @@ def load_own(
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
 ) -> Data:
-    """One agent's dataset: a folder, or the hub id of a dataset; it may lack a test split.
+    """One agent's dataset: a folder, or the hub ID of a dataset; it may lack a test split.
 
-    The inputs are prepared as those of the dataset `like` that is loaded with the same options.
+    The inputs are prepared like those of the dataset `like` loaded with the same options.
     """
     chosen = Options.of(options or {})
     recipe = _recipe(SOURCES.get(like), options or {}, chosen, root, tokenizer)
@@ -131,20 +131,24 @@ def load_own(
 def _locate(
     name: str, source: Source | None, root: str | Path | None, instead: str = ""
 ) -> tuple[Path | str, str]:
-    """The folder or the hub id to load, and where else it was looked for, in words."""
+    """The folder or hub ID to load, and in words where else Parley looked."""
     if instead:
         if source is None:
-            raise BadValue("data.folder", instead, "nothing, beside a dataset without a name here")
+            raise BadValue(
+                "data.folder",
+                instead,
+                "no folder: it can only replace a dataset that Parley has a name for",
+            )
         if not Path(instead).expanduser().is_dir():
-            raise BadValue("data.folder", instead, "a folder", because="there is none")
+            raise BadValue("data.folder", instead, "a folder", because="it does not exist")
         return Path(instead).expanduser(), instead
     if source is None and Path(name).expanduser().is_dir():
         return Path(name).expanduser(), name
     hub_id = source.hub if source is not None else name
     if hub_id is None or not hub.is_id(hub_id):
-        raise unknown_name("data", name, ["a folder's path", "a hub id owner/name", *SOURCES])
+        raise unknown_name("data", name, ["a folder's path", "a hub ID owner/name", *SOURCES])
     if root is None:
-        return hub_id, "no local copy was looked for: no --data-root"
+        return hub_id, "without --data-root, no local copy was looked for"
     for local in (source.local if source is not None else ()) or (hub_id,):
         folder = Path(root).expanduser() / local
         if folder.is_dir():

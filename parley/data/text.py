@@ -1,4 +1,4 @@
-"""Texts as numbers of tokens, by somebody else's tokenizer or one made from the training texts.
+"""Texts as token IDs, with an existing tokenizer or one built from the training texts.
 
 Axes: n texts, t tokens.
 """
@@ -17,10 +17,10 @@ from parley.data import hub
 from parley.errors import BadValue
 
 TRAIN = "train"
-"""The name of the tokenizer that is made from the training texts."""
+"""The name of the tokenizer that is built from the training texts."""
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_VALID = "train, a folder with tokenizer.json or vocab.txt, or a hub id owner/name"
+_VALID = "train, a folder with tokenizer.json or vocab.txt, or a hub ID owner/name"
 
 
 def find(source: str, root: str | Path | None = None) -> list[Path]:
@@ -39,12 +39,12 @@ def find(source: str, root: str | Path | None = None) -> list[Path]:
         def download(name: str) -> Path | None:
             try:
                 return Path(hf_hub_download(source, name))
-            except EntryNotFoundError:  # on the hub, or offline among what was downloaded before
+            except EntryNotFoundError:  # on the hub, or among earlier downloads when offline
                 return None
 
         try:
             return _wanted(source, download)
-        except Exception as error:  # of many unrelated types; each means: not there
+        except Exception as error:  # many unrelated types, which all mean "not found"
             reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             if not reachable:
                 reason = "no such folder, and the hub cannot be reached"
@@ -59,7 +59,7 @@ def _wanted(source: str, get: Callable[[str], Path | None]) -> list[Path]:
         if main is not None:
             settings = get("tokenizer_config.json")
             return [main] if settings is None else [main, settings]
-    raise BadValue("data.tokenizer", source, _VALID, because="it has neither of the two files")
+    raise BadValue("data.tokenizer", source, _VALID, because="it has neither file")
 
 
 def _existing(path: Path) -> Path | None:
@@ -67,7 +67,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def identity(files: Sequence[Path]) -> str:
-    """Changes when what is in the files does."""
+    """A digest that changes when the contents of the files do."""
     content = hashlib.sha256()
     for path in files:
         content.update(path.name.encode() + path.read_bytes())
@@ -75,7 +75,7 @@ def identity(files: Sequence[Path]) -> str:
 
 
 def read(files: Sequence[Path], source: str) -> Any:
-    """The tokenizer of these files, set to pad with its own padding token."""
+    """The tokenizer in these files, set to pad with its own padding token."""
     library = hub.text_library("tokenizers", "data.tokenizer", source)
     settings = json.loads(files[1].read_text("utf-8")) if len(files) > 1 else {}
     try:
@@ -103,7 +103,7 @@ def _with_padding(tokenizer: Any, named: Any, source: str) -> Any:
 
 
 def train(texts: Iterable[str], size: int) -> Any:
-    """A WordPiece tokenizer like BERT's uncased one, with at most `size` tokens of these texts.
+    """A WordPiece tokenizer like BERT's uncased one, with at most `size` tokens from these texts.
 
     The vocabulary comes from byte-pair merges: the library's own WordPiece trainer numbers pieces
     in the order of a randomly seeded hash table, so that two workers would not agree.
@@ -119,11 +119,13 @@ def train(texts: Iterable[str], size: int) -> Any:
     numbers: dict[str, int] = merging.get_vocab()
     start = "▁"  # marks the beginning of a word
     letters = sorted(token for token in numbers if len(token) == 1 and token != start)
-    # Every letter at the beginning of a word and inside: nothing seen in training is unknown.
+    # Every letter, both at the start of a word and inside: no training text has unknown tokens.
     words = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
     if len(words) > size:
-        valid = f"a whole number from {len(words)}"
-        raise BadValue("data.vocabulary", size, valid, f"the texts have {len(letters)} letters")
+        valid = f"a whole number of at least {len(words)}"
+        raise BadValue(
+            "data.vocabulary", size, valid, f"the texts have {len(letters)} different letters"
+        )
     merged = sorted((token for token in numbers if len(token) > 1), key=numbers.__getitem__)
     pieces = [t.removeprefix(start) if t.startswith(start) else f"##{t}" for t in merged]
     words = list(dict.fromkeys([*words, *pieces]))[:size]
@@ -145,7 +147,7 @@ def _word_piece(words: Sequence[str], lowercase: bool) -> Any:
 
 
 def encode(tokenizer: Any, texts: Sequence[str], length: int) -> Tensor:
-    """int32 [n, t]: every text cut or padded to `length` tokens, its marks included."""
+    """int32 [n, t]: every text truncated or padded to `length` tokens, special ones included."""
     padding = tokenizer.padding
     tokenizer.enable_truncation(length)
     tokenizer.enable_padding(

@@ -1,4 +1,4 @@
-"""Normalising, cropping and flipping images, at random or for tests.
+"""Normalising, cropping and flipping images, for training and for testing.
 
 Axes: n samples, c h w channels, rows, columns."""
 
@@ -21,20 +21,20 @@ class Transform:
     """
 
     mean: tuple[float, ...] = ()
-    """Per channel, of inputs scaled to 0..1; empty to leave values as they are."""
+    """Per channel, for inputs scaled to 0..1; empty leaves values unchanged."""
     std: tuple[float, ...] = ()
     """Per channel."""
     flip: bool = False
     """Whether half of the training images are mirrored left to right."""
     crop_padding: int = 0
-    """Training images are padded by so many pixels and cut to their size at a random place."""
+    """Training images are padded by this many pixels and cropped to their size at random."""
     resized_crop: int = 0
-    """In place of that, a random part of each training image (8 to 100 % of its area, aspect ratio
-    3:4 to 4:3) is scaled to a square of so many pixels."""
+    """Instead, a random part of each training image (8 to 100 % of its area, aspect ratio 3:4 to
+    4:3) is scaled to a square with sides of this many pixels."""
 
     def __post_init__(self) -> None:
         if self.crop_padding and self.resized_crop:
-            raise ValueError("crop_padding and resized_crop exclude each other")
+            raise ValueError("crop_padding and resized_crop cannot be combined")
 
     @property
     def augments(self) -> bool:
@@ -42,12 +42,12 @@ class Transform:
         return self.flip or self.crop_padding > 0 or self.resized_crop > 0
 
     def normalise(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Raw inputs [..., c, h, w] to what a model takes; uint8 counts as 0..1.
+        """Raw inputs [..., c, h, w] as a model expects them; uint8 is scaled to 0..1.
 
         >>> Transform((0.5,), (0.5,)).normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
         tensor([[[[-1.,  1.]]]])
         """
-        if inputs.dtype in (torch.int32, torch.int64):  # tokens: names, not magnitudes
+        if inputs.dtype in (torch.int32, torch.int64):  # token IDs are names, not magnitudes
             return inputs.to(torch.int64)
         scale = 1 / 255 if inputs.dtype == torch.uint8 else 1.0
         x = inputs.to(dtype)
@@ -130,7 +130,7 @@ def _resized_parts(
     """Every image's part, scaled to side x side as Pillow does it: bilinear, without aliasing.
 
     Rows, then columns are one matrix product each. Pillow's fixed-point weights in doubles leave
-    nothing to rounding, so the result does not depend on the batch that an image is in.
+    nothing to rounding, so the result does not depend on the batch an image is in.
     """
     is_bytes = images.dtype == torch.uint8
     across = _resize_weights(left, width, images.shape[-1], side, is_bytes)  # [n, side, w]
@@ -161,12 +161,14 @@ def _resize_weights(start: Tensor, size: Tensor, whole: int, side: int, fixed: b
 
 
 def standardise(inputs: Tensor) -> Transform:
-    """Normalisation by mean and deviation per channel of images [n, c, h, w]."""
+    """Normalisation by the mean and standard deviation per channel of images [n, c, h, w]."""
     scale = 255 if inputs.dtype == torch.uint8 else 1
     mean, std = [], []
-    for channel in inputs.unbind(1):  # one at a time: doubles are eight times the size of bytes
+    for channel in inputs.unbind(
+        1
+    ):  # one at a time, since doubles take eight times the memory of bytes
         values = channel.double() / scale
         mean.append(round(values.mean().item(), 6))
-        # A constant channel carries nothing: leave its deviation alone.
+        # A constant channel carries no information: leave its deviation alone.
         std.append(round(values.std(correction=0).item(), 6) or 1.0)
     return Transform(tuple(mean), tuple(std))

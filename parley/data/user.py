@@ -1,4 +1,4 @@
-"""Datasets that come from Python: tensors, pairs, torch datasets."""
+"""Datasets passed from Python: tensors, pairs, torch datasets."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def from_user(data: Sequence[Any], agents: Sequence[int] | None = None) -> list[
 
     Each is a pair (inputs, targets) of tensors or arrays, a torch dataset of (input, target), or a
     Hugging Face dataset with an Image and a ClassLabel column. uint8 inputs are images of 0..255;
-    other whole numbers are kept as they are (numbers of tokens); all else becomes float32.
+    other integers are kept as they are (token IDs); anything else becomes float32.
 
     >>> [samples] = from_user([([[0.5, 1.0], [2.0, 3.0]], [0, 1])])
     >>> samples.inputs.dtype, samples.targets
@@ -50,9 +50,7 @@ def _from_user(dataset: Any, agent: int) -> Samples:
     elif hasattr(dataset, "features") and hasattr(dataset, "cast_column"):
         columns = columns_of(dataset, f"agent {agent}")
         if columns.are_texts:
-            raise wrong(
-                "images, or a pair (inputs, targets) with numbers of tokens", "it has texts"
-            )
+            raise wrong("images, or a pair (inputs, targets) with token IDs", "it has text")
         [inputs] = decoded([dataset], columns.inputs, f"agent {agent}")
         pair = (inputs, list(values_of(dataset, columns.label)))
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -67,7 +65,7 @@ def _from_user(dataset: Any, agent: int) -> Samples:
     try:
         inputs, targets = (_tensor(values) for values in pair)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise wrong("inputs of one shape, numbers only", str(error).splitlines()[0]) from None
+        raise wrong("numeric inputs, all of the same shape", str(error).splitlines()[0]) from None
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
         found = f"inputs {list(inputs.shape)}, targets {list(targets.shape)}"
         raise wrong("as many inputs as targets", found)
@@ -75,9 +73,9 @@ def _from_user(dataset: Any, agent: int) -> Samples:
         raise wrong("at least one sample", "it is empty")
     if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
         found = f"its targets are {_describe(targets)}"
-        raise wrong("one whole number, the class, as each target", found)
+        raise wrong("the class as a whole number for each target", found)
     if targets.min() < 0:
-        raise wrong("classes numbered from 0", f"it has a class {int(targets.min())}")
+        raise wrong("classes numbered from 0", f"it has class {int(targets.min())}")
     if inputs.dtype != torch.uint8:
         whole = not (inputs.is_floating_point() or inputs.dtype == torch.bool)
         inputs = inputs.to(torch.int64 if whole else torch.float32)
@@ -85,7 +83,7 @@ def _from_user(dataset: Any, agent: int) -> Samples:
 
 
 def _tensor(values: Any) -> Tensor:
-    """Stacks whatever has numbers in it; copies only when it must."""
+    """Stacks anything that holds numbers; copies only if necessary."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
     if len(values) and isinstance(values[0], Tensor):

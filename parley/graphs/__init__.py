@@ -1,4 +1,4 @@
-"""Who talks with whom, with which weights, and when."""
+"""Who talks to whom, with which weights, and when."""
 
 from parley.graphs.changing import MATCHINGS, base, matchings, one_peer_exponential, sequence
 from parley.graphs.families import (

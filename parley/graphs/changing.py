@@ -18,13 +18,13 @@ from parley.graphs.topology import Topology
 from parley.graphs.weights import Weights, is_auto
 
 MATCHINGS = 32
-"""Random matchings after which a sequence of them begins anew, unless it says how many."""
+"""Rounds of random matchings before the sequence repeats, unless the spec gives a number."""
 
 
 def one_peer_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone sends to one agent a step: 1, 2, 4, … places on, in turn.
+    """Every agent sends to one other per step: 1, 2, 4, … places ahead, in turn.
 
-    For a power of two a period is the exact mean.
+    If the number of agents is a power of two, one period computes the exact mean.
     """
     check_agents(agents)
     made = sequences.one_peer_exponential(agents)
@@ -32,24 +32,24 @@ def one_peer_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def base(agents: int, degree: int = 1, *, weights: Weights = "auto") -> Topology:
-    """The Base-(k+1) graph: at most `degree` = k neighbours in a step, and a period is the exact
-    mean, for any number of agents."""
+    """The Base-(k+1) graph: at most `degree` = k neighbours per step, and one period computes the
+    exact mean for any number of agents."""
     check_agents(agents)
     name = f"base:{degree}"
     if degree < 1:
-        raise BadValue("topology", name, "base:1, a number of neighbours from 1 on")
+        raise BadValue("topology", name, "base:k with k neighbours, 1 or more")
     return _sequence(name, agents, sequences.base(agents, degree), weights)
 
 
 def matchings(
     agents: int, rounds: int = MATCHINGS, seed: int = 0, *, weights: Weights = "auto"
 ) -> Topology:
-    """Everyone talks with one other agent a step, drawn at random; after `rounds` steps the same
-    draws come again."""
+    """Every agent talks to one randomly drawn agent per step; after `rounds` steps the sequence
+    repeats."""
     check_agents(agents)
     name = "matchings" if rounds == MATCHINGS else f"matchings:{rounds}"
     if rounds < 1:
-        raise BadValue("topology", name, "matchings:32, a number of rounds from 1 on")
+        raise BadValue("topology", name, "matchings:n with n rounds, 1 or more")
     drawn: list[sequences.Round] = []
 
     def draw(source: int) -> list[Edge]:
@@ -63,10 +63,10 @@ def matchings(
 def sequence(
     graphs: Sequence[Topology | nx.Graph[Any]], *, weights: Weights = "auto", name: str = "sequence"
 ) -> Topology:
-    """Your own graphs, used one after the other, each for one step, and then from the first again.
+    """Your own graphs, used in turn for one step each, starting over after the last one.
 
-    Their nodes are 0..N-1, in any of them or in all. A round need not be connected, all rounds
-    together must be.
+    Their nodes are 0..N-1; a graph may leave some out. A single round need not be connected, but
+    all rounds together must be.
 
     >>> t = sequence([nx.Graph([(0, 1)]), nx.Graph([(1, 2)])])
     >>> t.agents, t.period, t.at(1).neighbours(1), t.doubly_stochastic
@@ -96,7 +96,7 @@ def _sequence(
 
 
 def of_phases(name: str, phases: Sequence[Topology]) -> Topology:
-    """All edges together, with the rounds as phases."""
+    """The union of all edges, with the rounds as phases."""
     graph = digraph(phases[0].agents, joined.from_iterable(p.graph.edges for p in phases))
     if len(phases) == 1:
         return replace(phases[0], name=name, part=False)

@@ -1,4 +1,4 @@
-"""What a graph must be: enough agents, connected, the same both ways."""
+"""Checks on a graph: enough agents, connected, symmetric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def on_cycles(graph: nx.DiGraph[int]) -> bool:
 
 
 def digraph(agents: int, edges: Iterable[Edge]) -> nx.DiGraph[int]:
-    """A directed graph of so many agents with these edges."""
+    """A directed graph of `agents` nodes with these edges."""
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(agents))
     graph.add_edges_from((j, i) for j, i in edges if i != j)
@@ -27,7 +27,7 @@ def digraph(agents: int, edges: Iterable[Edge]) -> nx.DiGraph[int]:
 
 
 def one_way_edge(graph: nx.DiGraph[int]) -> Edge | None:
-    """An edge without its reverse, if there is one: the first."""
+    """The first edge without its reverse, if there is one."""
     pattern = pattern_of_graph(graph)
     turned = pattern.indices * np.int64(len(graph)) + row_of_each(pattern)
     alone = turned[~look_up(turned, pattern)[0]]
@@ -41,7 +41,7 @@ def check_agents(agents: int) -> None:
 
 
 def check_connected(name: str, graph: nx.DiGraph[int]) -> None:
-    """Refuses a graph in which somebody cannot be reached."""
+    """Refuses a graph in which some agent cannot be reached."""
     count, part_of = csgraph.connected_components(pattern_of_graph(graph), connection="strong")
     if count == 1:
         return
@@ -54,4 +54,4 @@ def check_connected(name: str, graph: nx.DiGraph[int]) -> None:
         because = f"nothing that agent {alone} sends reaches agent {crowd}"
     else:
         because = f"nothing that agent {crowd} sends reaches agent {alone}"
-    raise BadValue("topology", name, "a graph in which everyone can reach everyone", because)
+    raise BadValue("topology", name, "a graph in which every agent can reach every other", because)

@@ -1,4 +1,4 @@
-"""Families of graphs: rings, tori, trees and the rest, from Python."""
+"""Families of graphs for use from Python: rings, tori, trees and so on."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from parley.graphs.weights import (
     is_auto,
 )
 
-DRAWS = 100  # how often a random graph is drawn again before it counts as never connected
+DRAWS = 100  # attempts at drawing a connected random graph before giving up
 
 
 def ring(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone talks to the agents before and after; two agents are one pair, one is alone."""
+    """Every agent talks to the ones before and after it; two agents form one pair."""
     return _undirected("ring", agents, ((i, (i + 1) % agents) for i in range(agents)), weights)
 
 
 def directed_ring(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone sends to the next agent only."""
+    """Every agent sends only to the next one."""
     return _directed(
         "directed-ring", agents, ((i, (i + 1) % agents) for i in range(agents)), weights
     )
@@ -41,7 +41,7 @@ def chain(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def torus(agents: int | tuple[int, int], *, weights: Weights = "auto") -> Topology:
-    """A grid whose borders meet, numbered row by row; the most square one for a number.
+    """A grid that wraps around, numbered row by row; a plain number gets the squarest grid.
 
     >>> torus(20).neighbours(0), torus((2, 10)).neighbours(0)
     ((1, 4, 5, 15), (1, 9, 10))
@@ -50,7 +50,7 @@ def torus(agents: int | tuple[int, int], *, weights: Weights = "auto") -> Topolo
         rows, columns = agents
         name = f"torus:{rows}x{columns}"
         if min(agents) < 2:
-            raise BadValue("topology", name, "torus:RxC with R and C 2 or more, or ring")
+            raise BadValue("topology", name, "torus:RxC with R and C at least 2, or ring")
     else:
         name = "torus"
         rows, columns = torus_shape(agents)
@@ -61,7 +61,7 @@ def torus(agents: int | tuple[int, int], *, weights: Weights = "auto") -> Topolo
 
 
 def torus_shape(agents: int) -> tuple[int, int]:
-    """The most square rows x columns of 2 or more each.
+    """The squarest rows x columns, at least 2 each.
 
     >>> torus_shape(20), torus_shape(10)
     ((4, 5), (2, 5))
@@ -73,14 +73,14 @@ def torus_shape(agents: int) -> tuple[int, int]:
     raise BadValue(
         "topology",
         "torus",
-        f"a number of agents that is a product of two, such as {max(4, agents + agents % 2)}, "
+        f"a number of agents that is not prime, such as {max(4, agents + agents % 2)}, "
         "or topology=ring",
-        f"{agents} agents make no grid of 2 or more rows and columns",
+        f"{agents} agents do not form a grid with at least 2 rows and columns",
     )
 
 
 def circulant(agents: int, offsets: Sequence[int], *, weights: Weights = "auto") -> Topology:
-    """Everyone talks to the agents `offset` places before and after, for each offset.
+    """Every agent talks to those `offset` places before and after it, for each offset.
 
     >>> circulant(10, [1, 5]).neighbours(0)
     (1, 5, 9)
@@ -92,7 +92,7 @@ def circulant(agents: int, offsets: Sequence[int], *, weights: Weights = "auto")
 
 
 def exponential(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone talks to the agents 1, 2, 4, ... places before and after, up to half way round.
+    """Every agent talks to those 1, 2, 4, ... places before and after, up to halfway round.
 
     >>> exponential(16).neighbours(0)
     (1, 2, 4, 8, 12, 14, 15)
@@ -102,7 +102,7 @@ def exponential(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def directed_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone sends to the agents 1, 2, 4, … places on.
+    """Every agent sends to those 1, 2, 4, … places ahead.
 
     >>> directed_exponential(8).neighbours(0)  # whom agent 0 hears
     (4, 6, 7)
@@ -112,24 +112,24 @@ def directed_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def full(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone talks to everyone: one gossip step is the exact mean."""
+    """Every agent talks to every other: one gossip step computes the exact mean."""
     return _undirected("full", agents, ((i, j) for i in range(agents) for j in range(i)), weights)
 
 
 def star(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Agent 0 talks to everyone, the others to agent 0 only."""
+    """Agent 0 talks to every other agent; the others talk only to agent 0."""
     return _undirected("star", agents, ((0, i) for i in range(1, agents)), weights)
 
 
 def tree(agents: int, children: int = 2, *, weights: Weights = "auto") -> Topology:
-    """A tree from agent 0 on, in which everyone has so many children until no agents are left.
+    """A tree rooted at agent 0 in which every agent has `children` children while agents last.
 
     >>> tree(7).neighbours(1)
     (0, 3, 4)
     """
     name = f"tree:{children}"
     if children < 1:
-        raise BadValue("topology", name, "tree:2, a number of children from 1 on")
+        raise BadValue("topology", name, "tree:c with c children, 1 or more")
     pairs = ((i, (i - 1) // children) for i in range(1, agents))
     return _undirected(name, agents, pairs, weights)
 
@@ -144,13 +144,13 @@ def spanning_tree(topology: Topology, *, weights: Weights = "auto") -> Topology:
     both_ways = topology.graph.to_undirected(reciprocal=True)
     pairs = sorted(nx.bfs_edges(both_ways, 0, sort_neighbors=sorted))
     if len(pairs) < topology.agents - 1:
-        because = "edges that go both ways do not reach everyone"
+        because = "two-way edges do not reach every agent"
         raise BadValue("topology", name, "an undirected graph", because)
     return _undirected(name, topology.agents, pairs, weights)
 
 
 def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
-    """Everyone talks to the agents whose numbers differ in one binary digit.
+    """Every agent talks to those whose number differs from its own in one bit.
 
     >>> hypercube(8).neighbours(5)
     (1, 4, 7)
@@ -162,7 +162,7 @@ def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
             "topology",
             "hypercube",
             f"a power of two, such as {below} or {2 * below}; or topology=exponential",
-            f"{agents} agents are no power of two",
+            f"{agents} is not a power of two",
         )
     bits = [1 << k for k in range(agents.bit_length() - 1)]
     return _undirected(
@@ -171,7 +171,7 @@ def hypercube(agents: int, *, weights: Weights = "auto") -> Topology:
 
 
 def petersen(agents: int = 10, *, weights: Weights = "auto") -> Topology:
-    """The Petersen graph: ten agents, three neighbours each, nobody more than two steps away.
+    """The Petersen graph: ten agents, three neighbours each, at most two steps apart.
 
     >>> petersen().degrees[0], nx.diameter(petersen().graph)
     (3, 2)
@@ -180,7 +180,7 @@ def petersen(agents: int = 10, *, weights: Weights = "auto") -> Topology:
 
 
 def dyck(agents: int = 32, *, weights: Weights = "auto") -> Topology:
-    """The Dyck graph: 32 agents, three neighbours each, nobody more than five steps away.
+    """The Dyck graph: 32 agents, three neighbours each, at most five steps apart.
 
     >>> dyck().degrees[0], nx.diameter(dyck().graph)
     (3, 5)
@@ -198,11 +198,11 @@ def _named(name: str, graph: nx.Graph[int], agents: int, weights: Weights) -> To
 def random_regular(
     agents: int, degree: int, seed: int = 0, *, weights: Weights = "auto"
 ) -> Topology:
-    """A random connected graph in which everyone has `degree` neighbours."""
+    """A random connected graph in which every agent has `degree` neighbours."""
     check_agents(agents)
     name = f"random-regular:{degree}"
     if not 0 <= degree < agents or agents * degree % 2:
-        raise BadValue("topology", name, f"a degree below {agents} that makes agents x degree even")
+        raise BadValue("topology", name, f"a degree below {agents} with agents x degree even")
 
     def draw(source: int) -> list[Edge]:
         return list(nx.random_regular_graph(degree, agents, seed=source).edges)
@@ -212,14 +212,14 @@ def random_regular(
 
 
 def erdos_renyi(agents: int, p: float, seed: int = 0, *, weights: Weights = "auto") -> Topology:
-    """A random connected graph in which each pair talks with probability `p`."""
+    """A random connected graph with an edge between each pair with probability `p`."""
     check_agents(agents)
     name = f"erdos-renyi:{p}"
     if not 0 < p <= 1:
-        raise BadValue("topology", name, "a probability above 0, up to 1")
+        raise BadValue("topology", name, "a probability above 0 and at most 1")
 
     def draw(source: int) -> list[Edge]:
-        # The upper triangle of a whole matrix of numbers, of which one row is held at a time.
+        # The upper triangle of a random matrix, of which only one row is in memory at a time.
         bits = np.random.PCG64(source)
         numbers = np.random.Generator(bits)
         edges: list[Edge] = []
@@ -237,8 +237,8 @@ def erdos_renyi(agents: int, p: float, seed: int = 0, *, weights: Weights = "aut
 def from_graph(graph: nx.Graph[Any], *, weights: Weights = "auto", name: str = "graph") -> Topology:
     """Your own networkx graph; its nodes become 0..N-1, sorted if they can be.
 
-    If every edge has a "weight", those are the weights that "auto" takes: edge (j, i) holds
-    what i gives to j, a self-loop what an agent keeps; without one it keeps 1 - the others.
+    If every edge has a "weight", "auto" uses those: edge (j, i) holds the weight that i gives to
+    j, and a self-loop an agent's weight for itself, which is otherwise 1 minus the others.
 
     >>> from_graph(nx.path_graph(["b", "c", "a"])).neighbours(0)  # a hears c
     (2,)
@@ -274,7 +274,7 @@ def from_edges(
     weights: Weights,
     part: bool = False,
 ) -> Topology:
-    """A topology from edges that may carry weights, which "auto" then takes."""
+    """A topology from edges that may carry weights, which "auto" then uses."""
     graph = digraph(agents, given)
     complete = graph.size() and all(given[edge] is not None for edge in graph.edges)
     if complete and is_auto(weights):
@@ -289,7 +289,7 @@ def from_edges(
 
 
 def weighted(name: str, graph: nx.DiGraph[int], weights: Weights, part: bool = False) -> Topology:
-    """The graph with weights of that scheme, or with the given matrix."""
+    """The graph with weights from that scheme, or with the given matrix."""
     if not isinstance(weights, str):
         return Topology(name, graph, as_mixing(weights, graph), part=part)
     check_agents(len(graph))
@@ -298,11 +298,11 @@ def weighted(name: str, graph: nx.DiGraph[int], weights: Weights, part: bool = F
     if weights == "auto":
         weights = "metropolis" if one_way_edge(graph) is None else "sinkhorn"
         if weights == "sinkhorn" and not on_cycles(graph):
-            weights = "push"  # nothing doubly stochastic has these edges
+            weights = "push"  # no doubly stochastic matrix has these edges
     if weights not in SCHEMES:
         raise unknown_name("weights", weights, [*SCHEMES, "auto"])
     if weights == "sinkhorn" and not on_cycles(graph):
-        because = "a round has an edge that lies on no cycle"
+        because = "a round has an edge that is not on any cycle"
         raise BadValue("weights", weights, "push or uniform", because)
     return Topology(name, graph, SCHEMES[weights](graph), weights, part=part)
 
@@ -314,7 +314,7 @@ def _steps(agents: int, offsets: Iterable[int]) -> list[Edge]:
 def first_connected(
     name: str, agents: int, draw: Callable[[int], list[Edge]], seed: int, remedy: str
 ) -> list[Edge]:
-    """The first connected graph of several random draws."""
+    """The first connected graph among several random draws."""
     for attempt in range(DRAWS):
         source = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0])
         edges = draw(source)

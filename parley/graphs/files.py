@@ -1,4 +1,4 @@
-"""Graphs and schedules written in files, and read back."""
+"""Reading graphs and schedules from files, and writing them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
 
     0 1         agents 0 and 1 send to each other
     2 -> 0      agent 2 sends to agent 0
-    2 -> 0 0.3  and agent 0 gives it the weight 0.3 (all lines have a weight, or none)
-    0 0 0.4     agent 0 keeps 0.4 of its own value; without this line, 1 - the others
+    2 -> 0 0.3  and agent 0 gives it weight 0.3 (give every line a weight, or none)
+    0 0 0.4     agent 0 keeps 0.4 of its own value; without this line, 1 minus the others
     # a comment
     """
     name = f"file:{path}"
@@ -37,10 +37,10 @@ def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
 
 
 def to_text(topology: Topology) -> tuple[str, str, str]:
-    """A graph as a file: "file" or "schedule", the weights to read it with, and its lines.
+    """A graph as text: "file" or "schedule", the weights to read it with, and its lines.
 
-    Weights that a scheme makes are left to that scheme; others stand in the lines, each with as
-    many digits as it has.
+    Weights that come from a scheme are left to that scheme; others are written on the lines in
+    full precision.
 
     >>> from parley.graphs import chain, ring
     >>> print(*to_text(chain(3)))
@@ -49,7 +49,7 @@ def to_text(topology: Topology) -> tuple[str, str, str]:
     1 2
     <BLANKLINE>
     >>> print(to_text(ring(2, weights=[[0.7, 0.3], [0.5, 0.5]]))[2])
-    # 2 agents; what an agent keeps, and what it gives to what another sends to it
+    # 2 agents; the weight an agent gives to its own value and to each neighbour's
     0 0 0.7
     1 -> 0 0.3
     0 -> 1 0.5
@@ -60,7 +60,7 @@ def to_text(topology: Topology) -> tuple[str, str, str]:
     by_scheme = topology.scheme in SCHEMES
     title = f"# {topology.agents} agents"
     if not by_scheme:
-        title += "; what an agent keeps, and what it gives to what another sends to it"
+        title += "; the weight an agent gives to its own value and to each neighbour's"
     lines = [title]
     for number, phase in enumerate(phases):
         lines += [f"round {number}"] if topology.phases else []
@@ -117,7 +117,7 @@ def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float
         j, i = int(edge[1]), int(edge[3])
         for way in [(j, i)] if edge[2] else [(j, i), (i, j)]:
             if given.setdefault(way, weight) != weight:
-                because = f"line {number} gives edge {way[0]} -> {way[1]} another weight"
+                because = f"line {number} gives edge {way[0]} -> {way[1]} a second weight"
                 raise BadValue("topology", name, "one weight per edge", because)
     weighted = [weight is not None for (j, i), weight in given.items() if i != j]
     if any(weighted) and not all(weighted):
@@ -126,17 +126,17 @@ def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float
 
 
 def _checked_numbers(name: str, edges: Iterable[Edge]) -> int:
-    """How many agents there are, where none is left out."""
+    """The number of agents; refuses gaps in their numbers."""
     known = {agent for edge in edges for agent in edge}
     missing = set(range(len(known))) - known
     if missing or not known:
-        because = f"no line has agent {min(missing)}" if known else "it has no edges"
-        raise BadValue("topology", name, "lines that have every agent from 0 on", because)
+        because = f"no line mentions agent {min(missing)}" if known else "it has no edges"
+        raise BadValue("topology", name, "lines that mention every agent, numbered from 0", because)
     return len(known)
 
 
 def schedule_from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
-    """A sequence from a text file: edges as in `from_file`, a line ``round`` before each round."""
+    """A sequence from a text file: edges as in `from_file`, with a ``round`` line before each."""
     name = f"schedule:{path}"
     rounds = [_read_edges(name, lines) for lines in sequences.sections(_read_lines(name, path))]
     agents = _checked_numbers(name, [edge for given in rounds for edge in given])

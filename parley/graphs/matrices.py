@@ -19,11 +19,11 @@ Indices: TypeAlias = npt.NDArray[np.integer]
 Sparse: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
 Edge: TypeAlias = tuple[int, int]
 TOLERANCE = 1e-9
-LANCZOS = 30  # restarts before a spectrum counts as too crowded for Lanczos
+LANCZOS = 30  # restarts before the spectrum is considered too crowded for Lanczos
 
 
 def pattern_of_graph(graph: nx.DiGraph[int]) -> Sparse:
-    """1 where a weight may be: where i hears j, and on the diagonal."""
+    """1 where there may be a weight: where i hears j, and on the diagonal."""
     return pattern_of_edges(len(graph), graph.edges)
 
 
@@ -53,12 +53,12 @@ def row_of_each(matrix: Sparse) -> Indices:
 
 
 def cell_numbers(matrix: Sparse) -> Indices:
-    """The place of each entry, all places being numbered row by row."""
+    """The cell of each entry, with cells numbered row by row."""
     return row_of_each(matrix) * matrix.shape[1] + matrix.indices
 
 
 def look_up(cells: Indices, pattern: Sparse) -> tuple[npt.NDArray[np.bool_], Indices]:
-    """Which cells belong to a pattern, and as which of its entries."""
+    """Which cells are in a pattern, and the index of the entry each one is."""
     known = cell_numbers(pattern)
     entry = np.searchsorted(known, cells)  # never past the end: the last cell is on the diagonal
     return known[entry] == cells, entry
@@ -76,13 +76,13 @@ def product(matrix: Any, vector: Vector) -> Vector:
 
 
 def read_only(array: Matrix) -> Matrix:
-    """The same array, no longer to be written to."""
+    """The same array, made read-only."""
     array.setflags(write=False)
     return array
 
 
 def by_modulus(values: npt.NDArray[Any]) -> npt.NDArray[np.complex128]:
-    """The largest in absolute value first."""
+    """Sorted by absolute value, largest first."""
     return values[np.argsort(-np.abs(values), kind="stable")].astype(np.complex128)
 
 
@@ -94,8 +94,8 @@ def two_eigenvalues(matrix: Sparse, which: Literal["LA", "SA"]) -> Vector:
     try:
         values = find(matrix, which=which, v0=start, ncv=64, maxiter=LANCZOS)
     except ArpackNoConvergence:
-        # Long graphs, such as a ring: their eigenvalues are too crowded for Lanczos, but they
-        # factorise cheaply. Just outside of Gershgorin's bounds there is an inverse.
+        # Long graphs such as rings have eigenvalues too crowded for Lanczos, but they factorise
+        # cheaply. Just outside Gershgorin's bounds the shifted matrix is invertible.
         own = matrix.diagonal()
         radius = product(abs(matrix), np.ones(len(own))) - np.abs(own)
         outside = (own + radius).max() + 1e-8 if which == "LA" else (own - radius).min() - 1e-8

@@ -43,11 +43,11 @@ from parley.graphs.topology import Topology
 from parley.graphs.weights import Weights, is_auto
 
 NAMED_GRAPHS = {"petersen": 10, "dyck": 32}
-"""Graphs that exist for one number of agents only."""
+"""Graphs that exist for only one number of agents."""
 
 
 def stated_agents(spec: str) -> int | None:
-    """How many agents a spec has by itself, if it says so.
+    """How many agents a spec states by itself, if it does.
 
     >>> stated_agents("torus:2x5"), stated_agents("spanning-tree:torus:3x3"), stated_agents("ring")
     (10, 9, None)
@@ -65,8 +65,10 @@ def stated_agents(spec: str) -> int | None:
 @dataclass(frozen=True)
 class _Family:
     example: str
-    read: Callable[[str], Any]  # the text after the colon; a ValueError if it makes no sense
-    build: Callable[[int, Any, int, Weights], Topology]  # agents, what was read, seed, weights
+    read: Callable[[str], Any]  # parses the text after the colon; ValueError if it cannot
+    build: Callable[
+        [int, Any, int, Weights], Topology
+    ]  # agents, the parsed arguments, seed, weights
 
 
 def _plain(name: str, build: Callable[..., Topology]) -> _Family:
@@ -157,9 +159,9 @@ def parse(
     weights: Weights = "auto",
     seed: int = 0,
 ) -> Topology:
-    """The topology that a spec, a networkx graph, a topology or a list of graphs stands for.
+    """The topology for a spec, a networkx graph, a topology or a list of graphs.
 
-    "auto" keeps weights that the file, graph or topology brings; any other value replaces them.
+    "auto" keeps the weights that come with a file, graph or topology; anything else replaces them.
 
     >>> parse("circulant:1,5", 20).degrees[0], parse("torus:2x5").agents
     (4, 10)
@@ -200,7 +202,7 @@ def _parse_text(spec: str, agents: int | None, weights: Weights, seed: int) -> T
         raise BadValue("topology", spec, family.example) from None
     if agents is None:
         if isinstance(arguments, tuple):
-            agents = arguments[0] * arguments[1]  # torus:2x5 says it itself
+            agents = arguments[0] * arguments[1]  # torus:2x5 states it
         elif name in NAMED_GRAPHS:
             agents = NAMED_GRAPHS[name]
         else:

@@ -1,7 +1,8 @@
 """Graphs that change from round to round, as plain edges and weights.
 
 A round is what agents do in one step: for each edge (j, i), "j sends to i", the weight that i gives
-to it. What is left to 1 an agent keeps. `parley.graphs.topology` makes topologies out of these.
+to it. An agent gives the rest, up to 1, to its own value. `parley.graphs.changing` turns these into
+topologies.
 """
 
 import re
@@ -16,10 +17,10 @@ Round = dict[Edge, float]
 
 
 def one_peer_exponential(agents: int) -> list[Round]:
-    """Everyone sends to the agent 1, 2, 4, … places on, one of them each round, and keeps half.
+    """Every agent sends to the one 1, 2, 4, … places ahead, one of these per round, keeping half.
 
     Ying et al., "Exponential graph is provably efficient for decentralized deep training",
-    NeurIPS 2021. For a power of two, one period is the exact mean.
+    NeurIPS 2021. For a power of two, one period computes the exact mean.
 
     >>> one_peer_exponential(4)[1]
     {(0, 2): 0.5, (1, 3): 0.5, (2, 0): 0.5, (3, 1): 0.5}
@@ -29,7 +30,7 @@ def one_peer_exponential(agents: int) -> list[Round]:
 
 
 def matchings(agents: int, rounds: int, seed: int) -> list[Round]:
-    """Random pairs, who take the mean of their values; of an odd number one has nobody.
+    """Random pairs average their values; with an odd number of agents, one is left out.
 
     >>> [len(pairs) for pairs in matchings(5, 3, seed=0)]
     [4, 4, 4]
@@ -43,17 +44,17 @@ def matchings(agents: int, rounds: int, seed: int) -> list[Round]:
 
 
 def base(agents: int, degree: int) -> list[Round]:
-    """The Base-(k+1) graph: nobody has more than k neighbours, and a period is the exact mean.
+    """The Base-(k+1) graph: at most k neighbours each, and one period computes the exact mean.
 
-    Takezawa et al., "Beyond exponential graph", NeurIPS 2023. For any number of agents, in a
-    number of rounds that grows with its logarithm.
+    Takezawa et al., "Beyond exponential graph", NeurIPS 2023. Works for any number of agents; the
+    number of rounds grows with its logarithm.
 
     >>> [len(base(agents, 1)) for agents in (2, 4, 5, 6, 8)], len(base(25, 4))
     ([1, 2, 5, 4, 3], 2)
     """
     everyone = list(range(agents))
     whole = _simple_base(everyone, degree)
-    # Groups of a size without small factors, each averaged by itself, then across the groups.
+    # Groups whose size has no small factors are averaged first, then averaged across groups.
     size = agents
     for factor in range(2, degree + 2):
         while size % factor == 0:
@@ -73,10 +74,10 @@ def _simple_base(agents: Sequence[int], degree: int) -> list[Round]:
 
     n = a₁ b^p₁ + a₂ b^p₂ + … in base b = k + 1, larger powers first, cuts the agents into blocks
     V₁, V₂, …, of which block l consists of a_l parts. Each block first takes its own mean. Then,
-    one block after the other, every agent of all later blocks talks with one agent of each part
-    of block l, no agent of which is asked twice: after that the mean of each part and the mean
-    of all later blocks together are the mean of everyone. The parts then take their means,
-    meanwhile the later blocks go on; in the last block all are equal already.
+    one block after another, every agent in the later blocks talks to one agent of each part
+    of block l, no agent of which is used twice: after that the mean of each part and the mean
+    of all later blocks together equal the mean over all agents. The parts then average while the
+    later blocks continue; in the last block all values are equal already.
     """
     blocks: list[list[Sequence[int]]] = []
     left, power = list(agents), 1
@@ -107,8 +108,8 @@ def _simple_base(agents: Sequence[int], degree: int) -> list[Round]:
 
 
 def _hyper_hypercube(agents: Sequence[int], degree: int) -> list[Round]:
-    """For a number whose prime factors are at most k + 1: a round for each factor, in which
-    groups of so many agents take their mean."""
+    """For a number whose prime factors are at most k + 1: one round per factor, in which groups
+    of that many agents average."""
     made, stride = [], 1
     for factor in _factors(len(agents), degree + 1):
         groups = [
@@ -123,7 +124,7 @@ def _hyper_hypercube(agents: Sequence[int], degree: int) -> list[Round]:
 
 @cache
 def _factors(number: int, largest: int) -> tuple[int, ...]:
-    """As few factors up to `largest` as there can be.
+    """As few factors as possible, each at most `largest`.
 
     >>> _factors(12, 4), _factors(12, 6), _factors(1, 2)
     ((3, 4), (2, 6), ())
@@ -135,7 +136,7 @@ def _factors(number: int, largest: int) -> tuple[int, ...]:
 
 
 def _averaged(groups: Iterable[Sequence[int]]) -> Round:
-    """Everyone in a group talks with everyone else in it, all with the same weight."""
+    """All agents in a group talk to one another, all with the same weight."""
     made: Round = {}
     for group in groups:
         for i, j in combinations(sorted(group), 2):
@@ -144,7 +145,7 @@ def _averaged(groups: Iterable[Sequence[int]]) -> Round:
 
 
 def _together(branches: Sequence[Sequence[Round]]) -> list[Round]:
-    """Rounds of different agents at the same time; who has done all of its own waits."""
+    """Runs the rounds of separate groups side by side; groups that finish early wait."""
     length = max(map(len, branches))
     return [
         {
@@ -157,7 +158,7 @@ def _together(branches: Sequence[Sequence[Round]]) -> list[Round]:
 
 
 def sections(lines: Iterable[str]) -> list[list[tuple[int, str]]]:
-    """The lines of each round of a schedule, numbered; a line ``round`` begins the next one.
+    """The numbered lines of each round of a schedule; a ``round`` line starts the next one.
 
     >>> sections(["round", "0 1", "round 2  # nobody talks", "round", "1 2"])
     [[(2, '0 1')], [], [(5, '1 2')]]

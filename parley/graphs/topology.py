@@ -4,8 +4,8 @@
     circulant(10, [1, 5])               the same from Python
 
 An edge (j, i) means "j sends to i", and `weights[i, j]` is the weight that i gives to what j
-sends, so one gossip step is x <- weights @ x and its rows are the receivers. Kept is `mixing`,
-the same matrix with its zeros left out, so that a graph costs what its edges do.
+sends, so one gossip step is x <- weights @ x and its rows are the receivers. What is stored is
+`mixing`, the same matrix in sparse form, so that a graph costs memory only for its edges.
 
 >>> from parley.graphs import ring
 >>> ring(4).weights.round(3)
@@ -50,8 +50,8 @@ Property: TypeAlias = Literal[
     "symmetric", "doubly-stochastic", "row-stochastic", "column-stochastic"
 ]
 DENSE = 2000
-"""Most agents for which all eigenvalues are computed where only the outermost are asked for."""
-SOURCES = 100  # agents at a time from which distances are measured
+"""Up to this many agents, all eigenvalues are computed even if only the outermost are needed."""
+SOURCES = 100  # source agents per batch when measuring distances
 
 
 @final
@@ -68,20 +68,20 @@ class Topology:
     """
 
     name: str
-    """The spec that it came from, such as "ring" or "circulant:1,5"."""
+    """The spec it came from, such as "ring" or "circulant:1,5"."""
     graph: nx.DiGraph[int]
     """Nodes 0..N-1, no self-loops; an edge (j, i) means that j sends to i."""
     mixing: Sparse  # [N, N]
-    """At [i, j] what i gives to j's value: one entry for each edge j -> i and one for each agent,
-    be they zero, sorted by row, then column. May be given as any kind of matrix."""
+    """At [i, j] the weight that i gives to j's value: one entry per edge j -> i and one per agent,
+    even if zero, sorted by row, then column. Any kind of matrix is accepted."""
     scheme: str = "explicit"
     """How the weights were made: "uniform", "metropolis", "sinkhorn", "push" or "explicit"."""
     phases: tuple[Topology, ...] = ()
-    """The graphs of a sequence, used one after the other, a step each, and then from the first
-    again. `graph` has all their edges, and `mixing` is the mean of theirs. None: it never changes.
+    """The graphs of a sequence, used in turn for one step each, starting over after the last one.
+    `graph` has all their edges, and `mixing` is the mean of theirs. Empty: the graph is fixed.
     """
     part: bool = False
-    """Whether it is one of a sequence's phases, which need not be connected by itself."""
+    """Whether it is a phase of a sequence, which need not be connected on its own."""
 
     def __post_init__(self) -> None:
         n = len(self.graph)
@@ -103,12 +103,12 @@ class Topology:
 
     @property
     def agents(self) -> int:
-        """How many agents there are, N."""
+        """The number of agents, N."""
         return len(self.graph)
 
     @property
     def period(self) -> int:
-        """After how many steps the same graphs come again."""
+        """The number of steps after which the sequence of graphs repeats."""
         return len(self.phases) or 1
 
     def at(self, step: int) -> Topology:
@@ -129,32 +129,32 @@ class Topology:
 
     @cached_property
     def weights(self) -> Matrix:  # [N, N]
-        """`mixing` with its zeros, N² numbers: to look at, and for small graphs.
+        """`mixing` as a dense matrix of N² numbers, for inspection and small graphs.
 
-        `weights[i, j]` is what i gives to j's value; nonzero only where j sends to i or i == j.
+        `weights[i, j]` is the weight i gives to j's value; nonzero only if j sends to i or i == j.
         """
         return read_only(self.mixing.toarray())
 
     @cached_property
     def edge_weights(self) -> Vector:  # [E]
-        """What the destination of each of the `edges` gives to its source's value.
+        """The weight that the destination of each of the `edges` gives to its source's value.
 
         >>> from parley.graphs import star
         >>> t = star(3)
         >>> t.edges[2], t.edge_weights.round(3)
         ((0, 1), array([0.333, 0.333, 0.333, 0.333]))
         """
-        # Entries are sorted by row and column, which is by destination and source.
+        # Entries are sorted by row and column, that is, by destination and source.
         return read_only(self.mixing.data[self._others])
 
     @cached_property
     def self_weights(self) -> Vector:  # [N]
-        """What each agent gives to its own value."""
+        """The weight each agent gives to its own value."""
         return read_only(self.mixing.data[~self._others])
 
     @cached_property
     def _others(self) -> npt.NDArray[np.bool_]:
-        """Which entries of `mixing` are not on its diagonal."""
+        """Which entries of `mixing` are off the diagonal."""
         others: npt.NDArray[np.bool_] = row_of_each(self.mixing) != self.mixing.indices
         return others
 
@@ -162,8 +162,8 @@ class Topology:
     def rounds(self) -> tuple[tuple[int, ...], ...]:
         """The edges, as indices into `edges`, in chunks of at most N.
 
-        Streaming one chunk after another keeps edge tensors at the size of the agents' own,
-        N x D, where all edges at once would need |E| x D.
+        Streaming one chunk after another keeps edge tensors as small as the agents' models, N x D,
+        where all edges at once would need |E| x D.
 
         An edge's slot is its position among its destination's incoming edges. A slot therefore
         has at most one edge per agent; neighbouring slots share a round while they fit in N.
@@ -212,12 +212,12 @@ class Topology:
 
     @cached_property
     def degrees(self) -> tuple[int, ...]:
-        """How many neighbours each agent hears."""
+        """The number of neighbours that each agent hears from."""
         return tuple(int(self.graph.in_degree(i)) for i in range(self.agents))
 
     @cached_property
     def out_degrees(self) -> tuple[int, ...]:
-        """How many neighbours each agent sends to."""
+        """The number of neighbours that each agent sends to."""
         return tuple(int(self.graph.out_degree(i)) for i in range(self.agents))
 
     @cached_property
@@ -227,7 +227,7 @@ class Topology:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether every two agents give each other the same weight."""
+        """Whether any two agents give each other the same weight."""
         return self._flaw("symmetric") is None
 
     @cached_property
@@ -247,20 +247,20 @@ class Topology:
 
     @cached_property
     def product(self) -> Matrix:  # [N, N]
-        """What a whole period does to the values: the phases' weights, the last one leftmost."""
+        """The effect of a whole period: the product of the phases' weights, the last leftmost."""
         if not self.phases:
             return self.weights
         return read_only(_in_turn(self.phases, np.eye(self.agents)))
 
     @cached_property
     def exact_after(self) -> int | None:
-        """Rounds from the first on after which everyone has the exact mean, if a period does it.
+        """The number of rounds, from the first, to the exact mean; None if a period falls short.
 
         >>> from parley.graphs import base, full, one_peer_exponential
         >>> base(6, 1).exact_after, one_peer_exponential(6).exact_after, full(4).exact_after
         (4, None, 1)
         """
-        # One vector tells: what is not the mean's matrix maps almost none to the mean.
+        # One random vector decides it: any other matrix maps almost no vector to its mean.
         values = np.random.default_rng(0).normal(size=(self.agents, 1))
         mean = values.mean()
         for rounds, phase in enumerate(self.phases or (self,), start=1):
@@ -271,15 +271,15 @@ class Topology:
 
     @cached_property
     def eigenvalues(self) -> npt.NDArray[np.complex128]:  # [N]
-        """The eigenvalues of the weights (of a sequence, of a period's product), by falling
-        modulus: N³ work on the dense matrix."""
+        """The eigenvalues of the weights (for a sequence, of a period's product) in order of
+        decreasing modulus: N³ work on the dense matrix."""
         symmetric = np.array_equal(self.product, self.product.T)
         values = (np.linalg.eigvalsh if symmetric else np.linalg.eigvals)(self.product)
         return by_modulus(values)
 
     @cached_property
     def _outer_eigenvalues(self) -> npt.NDArray[np.complex128]:
-        """`eigenvalues`, or of many agents with symmetric weights two at each end."""
+        """`eigenvalues`, or for many agents with symmetric weights two at each end."""
         w = self.mixing
         if self.phases and self.agents > DENSE:
             return _outer_of_product(self.phases)
@@ -289,7 +289,7 @@ class Topology:
 
     @cached_property
     def spectral_gap(self) -> float:
-        """1 - max(|λ₂|, |λ_N|): how much of the disagreement one gossip step removes; of a
+        """1 - max(|λ₂|, |λ_N|): how much of the disagreement one gossip step removes; for a
         sequence, one period.
 
         >>> from parley.graphs import full, ring
@@ -297,9 +297,9 @@ class Topology:
         (1.0, 0.4607)
         """
         if self.phases and self.exact_after is not None:
-            return 1.0  # a product that is all but zero has no eigenvalues worth computing
-        gap = 1.0 - float(np.abs(self._outer_eigenvalues[1:2]).sum())  # one agent has no second one
-        return round(gap, 12)  # eigenvalues are no better than this
+            return 1.0  # the product is almost zero: no eigenvalues worth computing
+        gap = 1.0 - float(np.abs(self._outer_eigenvalues[1:2]).sum())  # a lone agent has no second
+        return round(gap, 12)  # the accuracy of the eigenvalues
 
     @cached_property
     def lambda_min(self) -> float:
@@ -308,7 +308,7 @@ class Topology:
 
     @cached_property
     def diameter(self) -> int:
-        """How many hops the farthest agent is away."""
+        """The number of hops between the two agents farthest apart."""
         pattern = pattern_of_graph(self.graph)
         farthest = 0.0
         for start in range(0, self.agents, SOURCES):
@@ -318,7 +318,7 @@ class Topology:
         return int(farthest)
 
     def require(self, what: Property, who: str) -> None:
-        """Raise the error that explains why `who` cannot work with these weights, if so.
+        """Refuses weights that `who` cannot work with, and says why.
 
         >>> from parley.graphs import star
         >>> star(3, weights="uniform").require("symmetric", "choco")
@@ -339,7 +339,7 @@ class Topology:
             case "doubly-stochastic":
                 remedy = "weights=sinkhorn" if self.directed else "weights=metropolis"
             case "row-stochastic":
-                remedy = "weights=auto, or a matrix of weights from 0 whose rows sum to 1"
+                remedy = "weights=auto, or a matrix of weights of at least 0 whose rows sum to 1"
             case "column-stochastic":
                 remedy = "weights=push"
             case _:
@@ -349,7 +349,7 @@ class Topology:
     def _flaw(self, what: Property) -> str | None:
         """The first place where the weights lack a property, in words; None if they have it.
 
-        A sequence has it if every round has.
+        A sequence has it if every round does.
         """
         for number, phase in enumerate(self.phases):
             if (flaw := phase._flaw(what)) is not None:
@@ -378,7 +378,7 @@ class Topology:
 def describe(topology: Topology) -> dict[str, str | int | float | bool | None]:
     """A topology's figures as plain values, ready for JSON or a table.
 
-    Of a sequence, degrees and diameter are those of all its edges together.
+    For a sequence, degrees and diameter are those of all its edges together.
 
     >>> from parley.graphs import ring
     >>> describe(ring(10))["degree_mean"], describe(ring(10))["diameter"]
@@ -412,7 +412,7 @@ def _in_turn(phases: Sequence[Topology], values: Matrix) -> Matrix:
 
 
 def _outer_of_product(phases: Sequence[Topology]) -> npt.NDArray[np.complex128]:
-    """The two largest eigenvalues of what a period does, for many agents."""
+    """The two largest eigenvalues of a period's product, for many agents."""
     n = phases[0].agents
     operator = LinearOperator(
         (n, n), matvec=lambda v: _in_turn(phases, v.reshape(-1, 1)), dtype=np.float64

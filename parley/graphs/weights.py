@@ -1,4 +1,4 @@
-"""Mixing weights for a graph: schemes by name, and the reader's own matrix."""
+"""Mixing weights for a graph: schemes by name, or the user's own matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ may be a scipy.sparse one."""
 
 
 def uniform(graph: nx.DiGraph[int]) -> Sparse:
-    """Everyone gives itself and each neighbour the same: rows sum to 1, columns need not."""
+    """The same weight for an agent and each neighbour: rows sum to 1, columns need not."""
     pattern = pattern_of_graph(graph)
     return with_values(pattern, (1 / entries_per_row(pattern))[row_of_each(pattern)])
 
@@ -77,14 +77,14 @@ def sinkhorn(graph: nx.DiGraph[int], tolerance: float = 1e-12, steps: int = 200_
             return with_values(pattern, rows[row_of_each(pattern)] * columns[pattern.indices])
         rows = 1 / sums
     raise BadValue(
-        "weights", "sinkhorn", "uniform, or a matrix", f"not converged after {steps} steps"
+        "weights", "sinkhorn", "uniform, or a matrix", f"it did not converge in {steps} steps"
     )
 
 
 def push(graph: nx.DiGraph[int]) -> Sparse:
-    """Everyone shares out its value evenly to itself and all it sends to: columns sum to 1.
+    """An agent splits its value evenly among itself and its receivers: columns sum to 1.
 
-    An agent needs to know nothing but how many it sends to; for push-sum (Kempe et al., 2003).
+    An agent only needs to know how many it sends to. For push-sum (Kempe et al., 2003).
 
     >>> push(nx.DiGraph([(0, 1), (0, 2), (1, 0), (2, 0)])).toarray().round(2)
     array([[0.33, 0.5 , 0.5 ],
@@ -104,12 +104,12 @@ SCHEMES: Mapping[str, Callable[[nx.DiGraph[int]], Sparse]] = {
 
 
 def is_auto(weights: Weights) -> bool:
-    """Whether the weights are left to us."""
+    """Whether the choice of weights is left to Parley."""
     return isinstance(weights, str) and weights == "auto"
 
 
 def as_mixing(weights: npt.ArrayLike | Sparse, graph: nx.DiGraph[int]) -> Sparse:
-    """The weights as a new sparse matrix with an entry in every place of the graph's pattern."""
+    """The weights as a new sparse matrix with an entry for every cell of the graph's pattern."""
     n = len(graph)
     given: Any = weights
     try:
@@ -121,12 +121,12 @@ def as_mixing(weights: npt.ArrayLike | Sparse, graph: nx.DiGraph[int]) -> Sparse
     matrix: Sparse = csr_array(given, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
     for i, j in places_where(matrix, ~np.isfinite(matrix.data)):
-        because = f"agent {i} gives it to agent {j}"
+        because = f"agent {i} gives this weight to agent {j}"
         raise BadValue("weights", float(matrix[i, j]), "finite numbers", because)
     pattern = pattern_of_graph(graph)
     inside, entry = look_up(cell_numbers(matrix), pattern)
     for i, j in places_where(matrix, ~inside & (matrix.data != 0)):
-        because = f"agent {i} gives it to agent {j}, which does not send to it"
+        because = f"agent {i} gives this weight to agent {j}, which does not send to it"
         raise BadValue("weights", float(matrix[i, j]), "0 where there is no edge", because)
     values = np.zeros(pattern.nnz)
     values[entry[inside]] = matrix.data[inside]

@@ -1,4 +1,4 @@
-"""Models by name: the paper's networks, two plain ones, and text classifiers from elsewhere.
+"""Models by name: the paper's networks, two plain ones, and external text classifiers.
 
 >>> model = build("lenet5", input_shape=(1, 28, 28), classes=10)
 >>> sum(p.numel() for p in model.parameters())
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 # A builder takes the shape of one input and the number of classes; its keyword-only arguments are
-# the model's options. One more argument, `source`, is what stands behind a colon: hf:FOLDER.
+# the model's options. One more argument, `source`, is the part after a colon: hf:FOLDER.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "logistic": logistic,
     "mlp": mlp,
@@ -49,12 +49,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 SMALL = frozenset({"logistic", "mlp", "lenet5"})
-"""Networks so quick that messages between processes cost more than a second core gives."""
+"""Networks so fast that messages between processes cost more than a second core saves."""
 COMPILED = SMALL | {"cnn5"}
-"""Networks that the compiled kernels know."""
+"""Networks that the compiled kernels support."""
 
 TEXT = ("bert-mini", "distilbert", "hf")
-"""Models whose inputs are numbers of tokens; all others take images or plain features."""
+"""Models whose inputs are token IDs; all others take images or plain features."""
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
@@ -71,7 +71,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
             listed = ", ".join(valid) or f"no options: {name} has none"
             raise BadValue("model", option, listed, because=f"{name} has no such option")
     if any(size < 1 for size in input_shape):
-        raise BadValue("data", input_shape, "inputs whose every axis has at least one entry")
+        raise BadValue("data", input_shape, "inputs with no axis of length 0")
     if classes < 2:
         raise BadValue("data", classes, "at least 2 classes")
     return builder(tuple(input_shape), classes, *source, **values)
@@ -89,7 +89,7 @@ def options(name: str) -> tuple[str, ...]:
 
 
 def tokenizer(name: str, values: Mapping[str, Any]) -> str | None:
-    """The folder or hub id whose tokenizer belongs to the model, or None if any will do.
+    """The folder or hub ID of the tokenizer that belongs to the model, or None if any will do.
 
     >>> tokenizer("hf:models/minilm", {}), tokenizer("bert-mini", {"dropout": 0.0})
     ('models/minilm', None)
@@ -99,25 +99,25 @@ def tokenizer(name: str, values: Mapping[str, Any]) -> str | None:
 
 
 def check_inputs(name: str, inputs: Tensor) -> None:
-    """Refuses numbers of tokens for a model of images, and the other way round.
+    """Refuses token IDs for an image model, and images for a text model.
 
     >>> check_inputs("mlp", torch.zeros(2, 128, dtype=torch.int32))
     Traceback (most recent call last):
-    parley.errors.BadValue: model: 'mlp' is not valid (the inputs are numbers of tokens); valid:
+    parley.errors.BadValue: model: 'mlp' is not valid (the inputs are token IDs); valid:
     bert-mini, distilbert, hf:FOLDER
     """
     tokens = inputs.dtype in (torch.int32, torch.int64)
     kind = name.partition(":")[0]
     if tokens and kind in MODELS and kind not in TEXT:
         valid = "bert-mini, distilbert, hf:FOLDER"
-        raise BadValue("model", name, valid, because="the inputs are numbers of tokens")
+        raise BadValue("model", name, valid, because="the inputs are token IDs")
     if not tokens and kind in TEXT:
         valid = ", ".join(other for other in MODELS if other not in TEXT)
-        raise BadValue("model", name, valid, because="the inputs are not texts")
+        raise BadValue("model", name, valid, because="the inputs are not text")
 
 
 def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
-    """A model's builder, and what stands behind the colon, if anything may."""
+    """A model's builder, and the part after the colon, if it takes one."""
     kind, colon, source = name.partition(":")
     builder = MODELS.get(kind)
     if builder is None:
@@ -127,12 +127,12 @@ def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
             raise BadValue("model", name, kind, because="only hf takes a colon")
         return builder, ()
     if not source:
-        raise BadValue("model", name, "hf:FOLDER or hf:OWNER/NAME, a hub id")
+        raise BadValue("model", name, "hf:FOLDER, or hf:OWNER/NAME with a hub ID")
     return builder, (source,)
 
 
 def refuse_batch_statistics(module: nn.Module) -> None:
-    """Refuses a module with layers that normalise by statistics of the batch or of the past.
+    """Refuses a module with layers that normalise by batch or running statistics.
 
     >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8)))
     >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
@@ -148,6 +148,6 @@ def refuse_batch_statistics(module: nn.Module) -> None:
                 "model",
                 type(layer).__name__,
                 "GroupNorm or parley.models.EvoNorm in its place",
-                because=f"layer {path!r}: its running statistics are not parameters, so peers "
+                because=f"layer {path!r}: its running statistics are not parameters, so agents "
                 "would not share them, and a padded or one-class batch ruins them",
             )

@@ -32,7 +32,7 @@ def mean_pool() -> list[nn.Module]:
 
 
 def check_images(model: str, input_shape: tuple[int, ...], least: int) -> int:
-    """The number of channels; refuses inputs that are no images or too small for the model.
+    """The number of channels; refuses inputs that are not images or too small for the model.
 
     >>> check_images("vgg11", (3, 32, 32), 32)
     3

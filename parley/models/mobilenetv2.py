@@ -1,8 +1,8 @@
 """MobileNet-V2 in its variant for 32 x 32 images, with EvoNorm.
 
 Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018. The variant
-does without the first two halvings, adds a shortcut (1x1 convolution with EvoNorm) where only the
-number of channels changes, and has EvoNorm, and so an activation, also after the bottleneck.
+omits the first two downsamplings, adds a shortcut (1x1 convolution with EvoNorm) where only the
+number of channels changes, and also has EvoNorm, hence an activation, after the bottleneck.
 """
 
 from torch import nn

@@ -15,7 +15,7 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 def mlp(input_shape: tuple[int, ...], classes: int, *, hidden: int = 64) -> nn.Module:
     """One hidden layer of `hidden` ReLU units."""
     if type(hidden) is not int or hidden < 1:
-        raise BadValue("model.hidden", hidden, "a whole number from 1")
+        raise BadValue("model.hidden", hidden, "a whole number of at least 1")
     return nn.Sequential(
         nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )

@@ -1,7 +1,7 @@
 """ResNet-20 for 32 x 32 images and ResNet-18 for 224 x 224, with EvoNorm.
 
-He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. EvoNorm takes the place of
-every batch norm and of the activation behind it; as run, there is none after the addition either.
+He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. EvoNorm replaces every batch
+norm and the activation after it; as run, there is none after the addition either.
 Where a block changes the number of channels, its shortcut is a 1x1 convolution with EvoNorm.
 """
 
@@ -30,8 +30,8 @@ def resnet18(
 ) -> nn.Module:
     """11,181,642 parameters for colour images and 10 classes.
 
-    That is the count of the ImageNet network (7x7 convolution with stride 2 and a pool in front);
-    the variant that begins with one 3x3 convolution, often used at 32 x 32, has 11,173,962.
+    That is the size of the ImageNet network (a 7x7 convolution with stride 2 and a pool first);
+    the variant that starts with one 3x3 convolution, often used at 32 x 32, has 11,173,962.
     """
     channels = check_images("resnet18", input_shape, 32)
     return nn.Sequential(
@@ -45,7 +45,7 @@ def resnet18(
 
 
 def _blocks(inputs: int, widths: tuple[int, ...], each: int, form: Form) -> list[nn.Module]:
-    """Stages of `each` blocks; every stage but the first begins by halving the image."""
+    """Stages of `each` blocks; every stage but the first starts by halving the image."""
     blocks: list[nn.Module] = []
     for width in widths:
         for _ in range(each):

@@ -2,8 +2,8 @@
 
 Axes: n samples, t tokens.
 
-A text is one row of token numbers, filled up with the padding token's, so that inputs stay one
-tensor; the attention mask follows from it.
+A text is one row of token IDs, filled up with the padding token, so that inputs stay one tensor;
+the attention mask follows from it.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from parley.data import hub
 from parley.errors import BadValue
 
 VOCABULARY = 30_522
-"""Tokens of BERT's uncased vocabulary."""
+"""The size of BERT's uncased vocabulary."""
 
 _EVALUATED_AT_ONCE = 64
 
-# What `pretrained` weights must agree in, by the names that every config answers to.
+# What `pretrained` weights must have in common, under names that every config has.
 _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -30,7 +30,7 @@ class TextClassifier(nn.Module):
     """A sequence classifier of `transformers` as a function of one int64 tensor [n, t]."""
 
     loop_only = True
-    """What it computes depends on values (lengths of texts), which vmap cannot follow."""
+    """The computation depends on values (the lengths of texts), which vmap cannot trace."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TextClassifier(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [n, classes]."""
         if ids.dtype != torch.int64:
-            raise BadValue("model", "text", "token numbers", f"the inputs are {ids.dtype}")
+            raise BadValue("model", "text", "token IDs", f"the inputs are {ids.dtype}")
         largest = int(ids.max())
         if largest >= self.vocabulary:
             raise BadValue(
@@ -58,7 +58,7 @@ class TextClassifier(nn.Module):
         lengths = self._lengths(ids)
         if self.training or len(ids) <= _EVALUATED_AT_ONCE:
             return self._logits(ids, int(lengths.max()))
-        # Texts of similar length together: most are far shorter than the longest.
+        # Texts of similar length go together: most are far shorter than the longest.
         order = lengths.argsort(stable=True)
         parts = [
             self._logits(ids[part], int(lengths[part].max()))
@@ -67,12 +67,12 @@ class TextClassifier(nn.Module):
         return torch.cat(parts)[order.argsort()]
 
     def _lengths(self, ids: Tensor) -> Tensor:
-        """[n]: up to where each row has tokens; at least 1."""
+        """[n]: the number of tokens in each row; at least 1."""
         places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         return ((ids != self.padding) * places).amax(1).clamp(min=1)
 
     def _logits(self, ids: Tensor, longest: int) -> Tensor:
-        # Columns that are padding in every row take part in nothing.
+        # Columns that are padding in every row have no effect.
         ids = ids[:, :longest]
         mask = (ids != self.padding).to(torch.int64)
         logits: Tensor = self.network(input_ids=ids, attention_mask=mask).logits
@@ -91,9 +91,9 @@ def bert_mini(
     """BERT with 4 layers of width 256: 11,073,284 parameters for texts of 128 and 4 classes.
 
     Turc et al., "Well-Read Students Learn Better", 2019. There are as many positions as a text has
-    tokens. `pretrained` is a folder or a hub id to take the weights from; without it they are
-    fresh. `dropout` sets all shares of dropped values (else the library's: 0.1). `outputs` makes
-    the head wider than there are classes: the paper's figures are those of a head with 10 outputs
+    tokens. `pretrained` is a folder or a hub ID to load weights from; without it the weights are
+    random. `dropout` sets all dropout rates (the library's default is 0.1). `outputs` makes the
+    head wider than the number of classes: the paper's figures are for a head with 10 outputs
     (11,074,826 parameters).
     """
     transformers = hub.text_library("transformers", "model", "bert-mini")
@@ -119,9 +119,9 @@ def distilbert(
 ) -> nn.Module:
     """DistilBERT: 66,661,636 parameters for texts of 128 and 4 classes.
 
-    Sanh et al., "DistilBERT, a distilled version of BERT", 2019. Options as of `bert_mini`; the
-    paper's 66.67 M are those of a head with 10 outputs (66,666,250). Without `dropout` 0.1 of the
-    values are dropped, and 0.2 in front of the head.
+    Sanh et al., "DistilBERT, a distilled version of BERT", 2019. Options as for `bert_mini`; the
+    paper's 66.67 M are for a head with 10 outputs (66,666,250). Without `dropout` the rates are
+    0.1, and 0.2 before the head.
     """
     transformers = hub.text_library("transformers", "model", "distilbert")
     config = transformers.DistilBertConfig()
@@ -138,9 +138,9 @@ def hugging_face(
     fresh: bool = False,
     dropout: float | None = None,
 ) -> nn.Module:
-    """Any sequence classifier, from a folder or a hub id: the encoder's weights and a new head.
+    """Any sequence classifier, from a folder or a hub ID: the encoder's weights and a new head.
 
-    With `fresh` only the architecture is taken. `dropout` None leaves that as the source has it.
+    With `fresh` only the architecture is used. `dropout=None` keeps the source's rates.
     """
     name = f"hf:{source}"
     length = _length(name, input_shape)
@@ -164,10 +164,10 @@ def _named(
 ) -> nn.Module:
     length = _length(name, input_shape)
     if type(vocabulary) is not int or vocabulary < 1:
-        raise BadValue("model.vocabulary", vocabulary, "a whole number from 1")
+        raise BadValue("model.vocabulary", vocabulary, "a whole number of at least 1")
     if type(outputs) is not int or not (outputs == 0 or outputs >= classes):
         raise BadValue(
-            "model.outputs", outputs, f"0, or a whole number from {classes} (the classes)"
+            "model.outputs", outputs, f"0, or at least {classes} (the number of classes)"
         )
     if pretrained:
         given = _read_config(name, pretrained, field="model.pretrained")
@@ -193,14 +193,14 @@ def _length(name: str, input_shape: tuple[int, ...]) -> int:
         raise BadValue(
             "model",
             name,
-            "texts (data = ag_news, say), or another model",
+            "text (for example data = ag_news), or another model",
             because=f"the inputs have shape {input_shape}",
         )
     return input_shape[0]
 
 
 def _dropouts(config: Any) -> dict[str, float]:
-    """Every share of values that the network drops, by its name in the config."""
+    """Every dropout rate of the network, by its name in the config."""
     return {
         key: value
         for key, value in config.to_dict().items()
@@ -233,7 +233,7 @@ def _fresh(name: str, config: Any) -> Any:
 def _pretrained(name: str, source: str, config: Any) -> Any:
     transformers = hub.text_library("transformers", "model", name)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
-    # Safetensors only: no pickle from elsewhere.
+    # Safetensors only: never unpickle files from elsewhere.
     network, report = _read(
         lambda **how: load(
             _place(source),
@@ -255,10 +255,10 @@ def _pretrained(name: str, source: str, config: Any) -> Any:
 
 
 def _read(read: Any, field: str, source: str) -> Any:
-    """Calls a loader; its errors, of many types, become one that says what was looked for."""
+    """Calls a loader; turns its many error types into one that says what was looked for."""
     local = Path(source).expanduser().is_dir()
     if not local and not hub.is_id(source) and not hub.is_id(f"owner/{source}"):
-        raise BadValue(field, source, "a folder with config.json, or a hub id owner/name")
+        raise BadValue(field, source, "a folder with config.json, or a hub ID owner/name")
     reachable = True
     try:
         with hub.offline_unless_reachable(not local) as reachable:
@@ -271,8 +271,8 @@ def _read(read: Any, field: str, source: str) -> Any:
         raise BadValue(
             field,
             source,
-            "a model that the Hugging Face hub has, or a folder with config.json and "
-            "model.safetensors (downloaded from there)",
+            "a model on the Hugging Face hub, or a folder with config.json and "
+            "model.safetensors (downloaded from the hub)",
             because=reason if reachable else "no such folder, and the hub cannot be reached",
         ) from error
 
@@ -292,7 +292,7 @@ def _classifier(name: str, network: Any, length: int) -> TextClassifier:
     if config.pad_token_id is None:
         raise BadValue("model", name, "a model with a padding token (pad_token_id in its config)")
     if config.model_type in ("bert", "distilbert") and positions > length:
-        # Positions that no text reaches would be sent in every message.
+        # Position embeddings that no text uses would still be sent in every message.
         table = network.base_model.embeddings
         kept = table.position_embeddings.weight[:length].detach().clone()
         table.position_embeddings = nn.Embedding.from_pretrained(kept, freeze=False)
@@ -302,7 +302,7 @@ def _classifier(name: str, network: Any, length: int) -> TextClassifier:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no report on the new head from `transformers` while this is open."""
+    """Silences the progress bars and the report on the new head from `transformers`."""
     from transformers.utils import logging
 
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()

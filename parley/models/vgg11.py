@@ -12,8 +12,8 @@ _STAGES = ((16,), (32,), (64, 64), (128, 128), (128, 128))
 def vgg11(input_shape: tuple[int, ...], classes: int, *, evonorm: Form = "hard-swish") -> nn.Module:
     """579,786 parameters for 32 x 32 colour images and 10 classes (580,474 with `evonorm="s0"`).
 
-    Unlike the others' its convolutions have a bias, which PyTorch initialises. The paper's "dense
-    layer with 128 units" is no layer of its own but the width at which the last one begins.
+    Unlike in the other networks, the convolutions have a bias, which PyTorch initialises. The
+    paper's "dense layer with 128 units" is no separate layer but the input width of the last one.
     """
     channels = check_images("vgg11", input_shape, 32)
     layers: list[nn.Module] = []

@@ -1,9 +1,9 @@
-"""Line 12 of NGC's Algorithm 1: means of gradients that go along edges and back.
+"""Line 12 of NGC's Algorithm 1: means of gradients that travel along edges and back.
 
 Axes: A agents hosted here, E the edges of one round, D flat parameters.
 
-A value is added to the mean at one end of its edge, or at the other, or at both, as it comes; none
-is kept. What comes along edges makes one sum and the replies another, each in the order of the
+A value is added to the mean at one end of its edge, the other, or both, as it arrives; none is
+stored. Values that come along edges form one sum and the replies another, each in the order of the
 graph's edges, and the two are added at the end.
 """
 
@@ -33,6 +33,7 @@ class Clusters:
         self._dense = Dense(engine.task.size)
         topology, placement = transport.topology, transport.placement
         row, number, edges = placement.row, placement.number, topology.edges
+        lists = transport.edges
         device, dtype = engine.task.start().device, engine.task.dtype
 
         def index(values: list[int]) -> Tensor:
@@ -42,20 +43,18 @@ class Clusters:
             return torch.tensor(values, dtype=dtype, device=device)
 
         self._rounds = range(len(topology.rounds))
-        # Gradients are shared out by their data's owner, in parts that add up to 1 whatever W is.
+        # The owner of the data splits its gradients in parts that add up to 1, whatever W is.
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
         shares = [topology.edge_weights[e] / total[i] for e, (_, i) in enumerate(edges)]
         own = [topology.self_weights[i] / total[i] for i in placement.agents]
         self._self_share_A1 = numbers(own)[:, None]
-        self._share_in = [numbers([shares[e] for e in r]) for r in transport.incoming_of]
-        self._share_out = [numbers([shares[e] for e in r]) for r in transport.outgoing_of]
-        self._receiver = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
-        self._sender = [[row[edges[e][0]] for e in r] for r in transport.outgoing_of]
+        self._share_in = [numbers([shares[e] for e in r]) for r in lists.incoming_of]
+        self._share_out = [numbers([shares[e] for e in r]) for r in lists.outgoing_of]
 
-        # Among the agents here an edge is a pair of a model and a batch.
-        inside = [edges[e] for r in transport.inside for e in r]
+        # Between agents hosted here, an edge is a pair of a model and a batch.
+        inside = [edges[e] for r in lists.inside for e in r]
         self._pairs = Pairs(
             index([row[j] for j, _ in inside]),
             torch.tensor([row[i] for _, i in inside], dtype=torch.int64),
@@ -63,16 +62,15 @@ class Clusters:
         )
         self._pair_rows: list[int] = self._pairs.rows.tolist()
         self._pair_receiver = self._pairs.rows.to(device)
-        self._pair_share = numbers([shares[e] for r in transport.inside for e in r])
+        self._pair_share = numbers([shares[e] for r in lists.inside for e in r])
         self._inside = [
             _Meetings(*_unzipped([(row[j], row[i], number(j)) for j, i in (edges[e] for e in r)]))
-            for r in transport.inside
+            for r in lists.inside
         ]
         self._from_others = [
             _Meetings(*_unzipped([(-1, row[i], number(j)) for j, i in (edges[e] for e in r)]))
-            for r in transport.from_others
+            for r in lists.from_others
         ]
-        self._alone = not any(transport.from_others) and not any(transport.to_others)
         self._shares: dict[float, tuple[Share, ...]] = {}
         self._orders: dict[tuple[float, bool], _Orders] = {}
 
@@ -90,7 +88,7 @@ class Clusters:
     def _add_messages(
         self, g_I: OnEdges, alpha: float, mean_AD: Tensor, replies_AD: Tensor, step: int
     ) -> None:
-        """Adds to one sum what comes along edges, to the other the replies."""
+        """Adds what comes along edges to one sum, and the replies to the other."""
         along, back = self._orders_of(alpha, apart=False)
         under_way: deque[tuple[int, Callable[[], Tensor]]] = deque()
 
@@ -119,17 +117,17 @@ class Clusters:
         step: int,
         meter: Meter,
     ) -> None:
-        """The same for cross-gradients that nobody else wants to see: inside this worker none is
+        """The same for cross-gradients that are not used elsewhere: inside this worker none is
         written out as a message.
 
-        Those of other workers' models go first, so that a round's replies travel while the next are
-        computed, and the last ones while those inside this worker are. A round's sums are added to
-        when all of it is there.
+        Other workers' models go first, so that a round's replies travel while the next round is
+        computed, and the last ones while those inside this worker are. A round is added to the sums
+        once all of it is there.
         """
         x_AD, of_others = x_I.source_AD, x_I.of_others
         assert x_AD is not None and of_others is not None
         length, dense = self._dense.message_bytes(x_AD.dtype), self._dense
-        if self._alone:
+        if self.transport.edges.alone:
             for r in self._rounds if alpha > 0 else ():
                 self.transport.count_replies(r, "cross_gradients", length, step)
             sums = [mean_AD] * (alpha < 1) + [replies_AD] * (alpha > 0)
@@ -168,20 +166,20 @@ class Clusters:
             add_round()
 
     def _gradients(self, x_ED: Tensor, batch: Batch, meetings: "_Meetings", meter: Meter) -> Tensor:
-        """Of models on the batches that they meet; of none, none."""
+        """The gradients of models on the batches they are paired with; may be empty."""
         if not meetings.rows:
             return x_ED
         meter.count(batch, meetings.rows)
         return self.engine.gradients(x_ED, batch, meetings.rows, meetings.owners)[1]
 
     def _orders_of(self, alpha: float, apart: bool) -> "_Orders":
-        """How the edges' values are added up, round by round, along the edges and back.
+        """How the values on edges are added up, round by round, along the edges and back.
 
-        A round's values are those of all its edges; or, `apart`, those of the edges inside this
-        worker with the others' behind them.
+        A round's values are those of all its edges or, if `apart`, those of the edges inside this
+        worker followed by the others.
         """
         if (alpha, apart) not in self._orders:
-            transport = self.transport
+            lists = self.transport.edges
 
             def sums(
                 all_of: Sequence[Sequence[int]],
@@ -192,7 +190,7 @@ class Clusters:
             ) -> list[Sums]:
                 made = []
                 for edges, inside, others, targets, weight in zip(
-                    all_of, transport.inside, others_of, targets_of, weight_of, strict=True
+                    all_of, lists.inside, others_of, targets_of, weight_of, strict=True
                 ):
                     stand = (*inside, *others) if apart else edges
                     place = {e: k for k, e in enumerate(stand)}
@@ -200,16 +198,16 @@ class Clusters:
                     made.append(Sums(targets, rows, share * weight, self.engine.crew))
                 return made
 
-            came, went = transport.from_others, transport.to_others
+            came, went = lists.from_others, lists.to_others
             self._orders[alpha, apart] = _Orders(
-                sums(transport.incoming_of, came, self._receiver, self._share_in, 1 - alpha),
-                sums(transport.outgoing_of, went, self._sender, self._share_out, alpha),
+                sums(lists.incoming_of, came, lists.receivers_of, self._share_in, 1 - alpha),
+                sums(lists.outgoing_of, went, lists.senders_of, self._share_out, alpha),
             )
         return self._orders[alpha, apart]
 
     def _pair_shares(self, alpha: float) -> tuple[Share, ...]:
-        """To whose mean a cross-gradient is added: that of the agent that computes it, and that of
-        the agent whose model it is of. Worked out once, so that an engine can prepare for it."""
+        """To whose means a cross-gradient is added: that of the agent that computes it, and that of
+        the agent whose model it is. Determined once, so that an engine can prepare for it."""
         if alpha not in self._shares:
             receiver = Share(self._pair_receiver, (1 - alpha) * self._pair_share)
             sender = Share(self._pairs.models, alpha * self._pair_share)
@@ -218,10 +216,10 @@ class Clusters:
 
 
 class _Meetings(NamedTuple):
-    """Edges of one round: whose model meets whose batch."""
+    """The edges of one round: whose model is paired with whose batch."""
 
     models: list[int]
-    """Row of the model, where it is hosted here."""
+    """Row of the model, if it is hosted here."""
     rows: list[int]
     """Row of the receiver's batch."""
     owners: list[int]
@@ -232,9 +230,9 @@ class _Orders(NamedTuple):
     """How values are added up round by round."""
 
     along: list[Sums]
-    """At the agents at which edges end."""
+    """At the agents where edges end."""
     back: list[Sums]
-    """At those at which they start."""
+    """At the agents where edges start."""
 
 
 def _unzipped(meetings: list[tuple[int, int, int]]) -> list[list[int]]:

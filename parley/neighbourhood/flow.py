@@ -1,9 +1,9 @@
 """Values on the hosted agents' incoming edges, as encoded messages, round by round.
 
-`Mail` lies here and can be read as often as one likes: what the neighbours have sent, or what an
-algorithm has kept. A `Flow` is made while it is read, one round of edges at a time, so that a whole
-edge matrix of |E| × D is never held; it can be read once. Axes: A agents hosted here, I their
-incoming edges, E the edges of one round, D flat parameters, B bytes of a message.
+`Mail` is already here and can be read any number of times: what the neighbours have sent, or what
+an algorithm has stored. A `Flow` is computed while it is read, one round of edges at a time, so
+that a whole edge matrix of |E| × D is never in memory; it can be read once. Axes: A agents hosted
+here, I their incoming edges, E the edges of one round, D flat parameters, B bytes of a message.
 """
 
 from abc import ABC, abstractmethod
@@ -32,14 +32,14 @@ class OnEdges(ABC):
         return map(self.decode, self.messages())
 
     def decode(self, wire_EB: Tensor) -> Tensor:
-        """Messages like these as values."""
+        """Decodes messages of this kind."""
         return self.codec.decode(wire_EB, self.dtype)
 
 
 class Mail(OnEdges):
-    """Values that have been sent, or kept: they can be read as often as one likes.
+    """Values that were sent or stored; they can be read any number of times.
 
-    What comes from other workers is waited for when it is first read.
+    Messages from other workers are waited for when they are first read.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Mail(OnEdges):
         super().__init__(codec, dtype)
         self._read = read
         self.source_AD = source_AD
-        """What the hosted senders' messages mean to their receivers, row by row, where all edges
-        of an agent carry the same."""
+        """The hosted senders' messages as their receivers decode them, row by row, if all edges of
+        an agent carry the same."""
         self.of_others = of_others
-        """What other workers' agents have sent on the edges of a round, beside `source_AD`."""
+        """What other workers' agents have sent on the edges of a round, besides `source_AD`."""
         self.arrived = arrived
-        """All that other workers' agents have sent, where it can be used as it lies: then row
-        `Transport.row_of` of `source_AD` and this is what is on an edge."""
+        """All that other workers' agents have sent, if it can be used in place: then an edge's
+        value is row `Edges.row_of` of `source_AD` followed by this."""
 
     def messages(self) -> Iterator[Tensor]:
         """The messages of each round's edges."""
@@ -68,7 +68,7 @@ class Mail(OnEdges):
 
 
 class Flow(OnEdges):
-    """Values that are made while they are read, once."""
+    """Values that are computed while they are read, which is possible only once."""
 
     def __init__(
         self, codec: Codec, dtype: torch.dtype, make: Callable[[], Iterator[Tensor]]
@@ -78,11 +78,11 @@ class Flow(OnEdges):
         self._taken = False
 
     def take(self) -> None:
-        """Notes that the flow is being read, which it can be only once."""
+        """Marks the flow as read; it can be read only once."""
         if self._taken:
             raise RuntimeError(
-                "this flow has been read: its values were made while they were read and are gone. "
-                "hood.collect(flow) keeps them, and hood.stored(values) makes mail of what is kept"
+                "this flow has been read: its values are computed while they are read, and not "
+                "stored. hood.collect(flow) stores them; hood.stored(values) turns them into mail"
             )
         self._taken = True
 
@@ -93,7 +93,7 @@ class Flow(OnEdges):
 
 
 class CrossGradients(Flow):
-    """The gradients of the neighbours' models on the own batch."""
+    """The gradients of the neighbours' models on the agent's own batch."""
 
     def __init__(
         self, codec: Codec, make: Callable[[], Iterator[Tensor]], x_I: OnEdges, batch: Batch
@@ -104,7 +104,7 @@ class CrossGradients(Flow):
 
 
 class Compressed(Flow):
-    """Values plus errors, as a codec writes them; reading it renews the errors."""
+    """Values plus errors, encoded by a codec; reading it computes the new errors."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Compressed(Flow):
 
     @property
     def errors(self) -> Tensor:
-        """What compression has held back, [I, D]: known once the flow has been read."""
+        """What compression has left out, [I, D]: known once the flow has been read."""
         if self._errors is None:
             raise RuntimeError("the new errors are known only after the flow has been read")
         return self._errors

@@ -1,4 +1,4 @@
-"""How much has been computed."""
+"""Counting how much was computed."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from parley.data import Batch
 
 
 class Meter:
-    """Counts gradients, as a transport counts bytes: each as often as it has samples."""
+    """Counts sample gradients, as a transport counts bytes."""
 
     def __init__(self) -> None:
         self.samples = 0
 
     def count(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Notes a gradient on the batch in each of these rows."""
+        """Counts a gradient on the batch of each of these rows."""
         self.samples += sum(map(batch.sizes.__getitem__, rows))

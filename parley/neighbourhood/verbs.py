@@ -2,20 +2,19 @@
 
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 
-An algorithm speaks of agents and their neighbours; where those live is the transport's business.
-Values on edges are a `Flow`: they are made and consumed one round of edges at a time (at most
-about one edge for every agent), so that a whole edge matrix of |E| × D is never held unless an
-algorithm asks for it.
+An algorithm is written in terms of agents and their neighbours; where those live is the transport's
+business. Values on edges are a `Flow`: they are produced and consumed one round of edges at a time
+(at most about one edge per agent), so that a whole edge matrix of |E| × D is never in memory unless
+an algorithm asks for it.
 
-Whatever is added up over neighbours is added in one order, the same wherever the agents live: an
-agent's own term first, then those of its edges, round after round, in the order of their numbers.
-Where values go both along an edge and back, those that come along edges make one sum and the
-replies another, and the two are added at the end.
+Sums over neighbours have one order, the same wherever the agents live: an agent's own term first,
+then those of its edges, round by round, in the order of their numbers. Where values go both along
+an edge and back, those that come along edges form one sum and the replies another, and the two are
+added at the end.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from copy import copy
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,23 +33,23 @@ from parley.wire.transport import Kind, Transport
 
 
 class Gradient(NamedTuple):
-    """What `Neighbourhood.gradient` gives."""
+    """The result of `Neighbourhood.gradient`."""
 
     g_AD: Tensor
     loss_A: Tensor
 
 
 class Told(NamedTuple):
-    """What comes of messages along some edges."""
+    """The result of sending messages along some edges."""
 
     seen_AD: Tensor
-    """What receivers make of each hosted agent's message."""
+    """Each hosted agent's message as its receivers decode it."""
     edges: list[Edge]
     """The edges on which messages have arrived here, (sender, receiver)."""
     receiver_E: Tensor
     """Row on axis A of the receiver of each."""
     x_ED: Tensor
-    """What each says."""
+    """The value that arrived on each."""
 
 
 class Neighbourhood:
@@ -78,13 +77,11 @@ class Neighbourhood:
         """Entries of each parameter tensor in the flat vector."""
         self._dense = Dense(self.task.size)
 
-        topology, row = transport.topology, self.placement.row
+        topology, lists = transport.topology, transport.edges
+        self._lists = lists
         here, number = list(self.placement.agents), self.placement.number
         edges, weights = topology.edges, topology.edge_weights
         device, dtype = self.task.start().device, self.task.dtype
-
-        def index(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
 
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=device)[:, None]
@@ -94,71 +91,69 @@ class Neighbourhood:
         self._self_weight_A = column([topology.self_weights[i] for i in here])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
-        self._weight_in = [column([weights[e] for e in r])[:, 0] for r in transport.incoming_of]
+        self._weight_in = [column([weights[e] for e in r])[:, 0] for r in lists.incoming_of]
         total = np.ones(topology.agents)
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
         self.weight_sum_A = column([total[i] for i in here])
-        """What each agent's weights sum to: 1 unless W is only column-stochastic, [A, 1]."""
-        self._owners = [[number(edges[e][0]) for e in r] for r in transport.incoming_of]
-        self._rows = [[row[edges[e][1]] for e in r] for r in transport.incoming_of]
+        """The sum of each agent's weights: 1 unless W is only column-stochastic, [A, 1]."""
+        self._owners = [[number(edges[e][0]) for e in r] for r in lists.incoming_of]
         self.everyone = tuple(map(number, range(topology.agents)))
         """The numbers of all agents that take part."""
         self.edges = [(number(j), number(i)) for j, i in edges]
         """All edges of the graph, from sender to receiver, by the agents' numbers."""
-        self.edges_I = [self.edges[e] for r in transport.incoming_of for e in r]
-        """The same of axis I."""
-        self.edges_O = [self.edges[e] for r in transport.outgoing_of for e in r]
-        """The same of axis O."""
-        self.incoming = sum(len(r) for r in transport.incoming_of)
-        """Size of axis I. Edges stand in the order of the rounds."""
-        self.outgoing = sum(len(r) for r in transport.outgoing_of)
-        """Size of axis O. Edges stand in the order of the rounds."""
-        self.receiver_I = index([row[edges[e][1]] for r in transport.incoming_of for e in r])
-        """Row on axis A of the agent at which each incoming edge ends."""
-        self.sender_O = index([row[edges[e][0]] for r in transport.outgoing_of for e in r])
-        """Row on axis A of the agent at which each outgoing edge starts."""
+        self.edges_I = [self.edges[e] for e in lists.incoming]
+        """The same for axis I."""
+        self.edges_O = [self.edges[e] for e in lists.outgoing]
+        """The same for axis O."""
+        self.incoming = len(lists.incoming)
+        """Size of axis I. Edges are in the order of the rounds."""
+        self.outgoing = len(lists.outgoing)
+        """Size of axis O. Edges are in the order of the rounds."""
+        self.receiver_I = lists.receivers.to(device)
+        """Row on axis A of the agent where each incoming edge ends."""
+        self.sender_O = lists.senders.to(device)
+        """Row on axis A of the agent where each outgoing edge starts."""
 
         self.neighbours = [tuple(j for j, i in self.edges if i == agent) for agent in self.agents]
         """Whose values each hosted agent receives, by the agents' numbers."""
 
-        self._alone = not any(transport.from_others) and not any(transport.to_others)
         self._clusters = Clusters(transport, engine)
-        # The mean of the own values and of the others' where they lie, and one round at a time.
+        # The mean of the agents' own values and the others', in place, and one round at a time.
         own = range(len(here))
-        places = [transport.row_of[e] for r in transport.incoming_of for e in r]
+        places = [lists.row_of[e] for e in lists.incoming]
         every = torch.cat([self._self_weight_A[:, 0], *self._weight_in])
         self._mean = Sums([*own, *self.receiver_I.tolist()], [*own, *places], every, engine.crew)
         self._mean_of_rounds = [
             Sums(rows, range(len(rows)), weight, engine.crew)
-            for rows, weight in zip(self._rows, self._weight_in, strict=True)
+            for rows, weight in zip(lists.receivers_of, self._weight_in, strict=True)
         ]
 
     def at(self, step: int) -> "Neighbourhood":
-        """The neighbourhood in a step, to which its messages and random choices belong; another
-        graph's in each where the graph changes."""
+        """The neighbourhood at a step, to which its messages and random choices belong; if the
+        graph changes, it is that step's graph."""
         view = copy(self._phases[step % len(self._phases)] if self._phases else self)
         view.step = step
         view.meter = self.meter
         return view
 
     def aside(self) -> "Neighbourhood":
-        """The same for measuring, which is not training: what is computed is counted elsewhere."""
+        """The same for measuring rather than training: computation is counted separately."""
         view = copy(self)
         view.meter = Meter()
         return view
 
     def another_batch(self, draw: int = 1) -> Batch:
-        """A batch of this step that is independent of the step's own, and of other draws'."""
+        """A batch for this step that is independent of the step's own and of other draws."""
         if self._batches is None:
-            raise RuntimeError("this neighbourhood was made without batches to draw from")
+            raise RuntimeError("this neighbourhood has no batches to draw from")
         if draw not in self._draws:
             self._draws[draw] = self._batches.another(draw)
         return self._draws[draw].at(self.step)
 
     @property
     def seed(self) -> int:
-        """Everything random follows from it, and from agents and steps."""
+        """The seed from which, with agent and step, all random choices follow."""
         return self.engine.seed
 
     def gradient(self, x_AD: Tensor, batch: Batch, active_A: Tensor | None = None) -> Gradient:
@@ -186,23 +181,23 @@ class Neighbourhood:
     def publish(
         self, x_AD: Tensor, codec: Codec | None = None, kind: Kind = "models", stream: int = 0
     ) -> tuple[Tensor, Mail]:
-        """As `exchange`, with what the receivers make of each agent's message before it."""
+        """Like `exchange`, but first returns each agent's message as its receivers decode it."""
         codec = self.keyed(codec or self._dense_of(x_AD), stream)
         wire_AB = codec.encode(x_AD)
         arrivals = self.transport.forward(wire_AB, kind, codec, self.step)
         seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
 
         def of_others(r: int) -> Tensor:
-            return codec.decode(arrivals.of_others(self.transport.from_others[r]), x_AD.dtype)
+            return codec.decode(arrivals.of_others(self._lists.from_others[r]), x_AD.dtype)
 
         def make() -> Iterator[Tensor]:
-            return map(arrivals.of, self.transport.incoming_of)
+            return map(arrivals.of, self._lists.incoming_of)
 
         def arrived() -> Tensor:
-            return seen_AD[:0] if self._alone else codec.decode(arrivals.others(), x_AD.dtype)
+            return seen_AD[:0] if self._lists.alone else codec.decode(arrivals.others(), x_AD.dtype)
 
-        # Numbers can be read where they lie; other messages are decoded one round at a time.
-        as_it_lies = arrived if self._alone or isinstance(codec, Dense) else None
+        # Plain numbers can be read in place; other messages are decoded one round at a time.
+        as_it_lies = arrived if self._lists.alone or isinstance(codec, Dense) else None
         return seen_AD, Mail(codec, x_AD.dtype, make, seen_AD, of_others, as_it_lies)
 
     def _dense_of(self, x_AD: Tensor) -> Dense:
@@ -211,8 +206,8 @@ class Neighbourhood:
     def keyed(self, codec: Codec, stream: int = 0) -> Codec:
         """The codec with this step's random choices of the hosted agents, if it makes any.
 
-        What is encoded with it, and what `exchange` sends with it, are the same messages. A step
-        that sends several random messages gives each a `stream` of its own.
+        Encoding with it gives the same messages that `exchange` sends with it. A step that sends
+        several random messages must give each its own `stream`.
         """
         if not codec.draws or codec.key_E is not None:
             return codec
@@ -220,17 +215,17 @@ class Neighbourhood:
         return codec.keyed(hashed(self.engine.seed, self.step, stream, own, own))
 
     def cross_gradient(self, x_I: OnEdges, batch: Batch) -> Flow:
-        """Each neighbour's model on the own batch, g^ji: computed when the flow is consumed."""
+        """Each neighbour's model on the agent's own batch, g^ji: computed as the flow is read."""
 
         def make() -> Iterator[Tensor]:
             for r, x_ED in zip(self._rounds, x_I, strict=True):
-                rows, owners = self._rows[r], self._owners[r]
+                rows, owners = self._lists.receivers_of[r], self._owners[r]
                 yield self._dense.encode(self._computed(x_ED, batch, rows, owners)[1])
 
         return CrossGradients(self._dense, make, x_I, batch)
 
     def stored(self, values_ID: Tensor) -> Mail:
-        """Values that have been kept, as mail again."""
+        """Stored values, turned into mail again."""
         return Mail(
             self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
         )
@@ -241,7 +236,7 @@ class Neighbourhood:
         return torch.cat(found) if found else self.task.start()[None][:0]
 
     def divided(self, n_I: OnEdges, by_I1: Tensor) -> Flow:
-        """Values on edges, each edge's divided by a number of its own."""
+        """Values on edges, each divided by its edge's number."""
 
         def make() -> Iterator[Tensor]:
             for n_ED, by_E1 in zip(n_I, self._split(by_I1), strict=True):
@@ -250,12 +245,12 @@ class Neighbourhood:
         return Flow(self._dense, n_I.dtype, make)
 
     def compress(self, g_I: OnEdges, e_ID: Tensor, codec: Codec) -> Compressed:
-        """Each edge's value plus its error, encoded; once read, `errors` are what is held back."""
+        """Each edge's value plus its error, encoded; once read, it has the new `errors`."""
 
         def make() -> Generator[Tensor, None, Tensor]:
             new_ID = e_ID.clone()
             for r, e_ED, g_ED in zip(self._rounds, self._kept(new_ID), g_I, strict=True):
-                codec_E = self._keyed_to(self._owners[r], self._rows[r], codec)
+                codec_E = self._keyed_to(self._owners[r], self._lists.receivers_of[r], codec)
                 wire_EB = codec_E.take(e_ED.add_(g_ED))
                 self._keep(new_ID, r, e_ED)
                 yield wire_EB
@@ -264,8 +259,8 @@ class Neighbourhood:
         return Compressed(codec, g_I.dtype, make)
 
     def average(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
-        """The weighted mean of the own value and the neighbours', Σ_j w_ij x^j; or γ of the way
-        from the own value to it."""
+        """The weighted mean of an agent's own value and its neighbours', Σ_j w_ij x^j; or γ of the
+        way from its own value to that."""
         if isinstance(x_I, Mail) and x_I.source_AD is x_AD and x_I.arrived is not None:
             return self._mean.of(x_AD, x_I.arrived(), gamma)
         mean_AD = self._self_weight_A * x_AD
@@ -274,10 +269,10 @@ class Neighbourhood:
         return mean_AD if gamma == 1 else mean_AD.sub_(x_AD).mul_(gamma).add_(x_AD)
 
     def cluster(self, g_AD: Tensor, g_I: OnEdges, alpha: float) -> Tensor:
-        """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij], where a share α calls for sending back.
+        """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij]; gradients are sent back if α > 0.
 
-        The values are added up as they come and stored nowhere. A round's replies travel while the
-        next are computed. At α = 0 nothing is sent. Where the rows of W do not sum to 1 they are
+        The values are added up as they arrive and not stored. A round's replies travel while the
+        next round is computed. At α = 0 nothing is sent. If the rows of W do not sum to 1, they are
         scaled so that they do.
         """
         return self._clusters.of(g_AD, g_I, alpha, self.step, self.meter)
@@ -302,7 +297,7 @@ class Neighbourhood:
     def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
         """The mean over all agents, for every agent.
 
-        Counted as what it costs with a server: everyone sends to agent 0, which answers everyone.
+        Counted as with a server: every agent sends to agent 0, which replies to each.
         """
         length = Dense(x_AD.shape[1]).message_bytes(x_AD.dtype)
         self.transport.count_server(kind, length)
@@ -321,7 +316,7 @@ class Neighbourhood:
         worker names the same edges, wherever they are."""
         chosen = set(edges)
         if strange := chosen.difference(self.edges):
-            raise ValueError(f"{min(strange)} is no edge of the graph")
+            raise ValueError(f"{min(strange)} is not an edge of the graph")
         ways = [e for e, edge in enumerate(self.edges) if edge in chosen]
         codec = self.keyed(codec or self._dense_of(x_AD), stream)
         wire_AB = codec.encode(x_AD)
@@ -340,8 +335,8 @@ class Neighbourhood:
         codec: Codec | None = None,
         kind: Kind = "models",
     ) -> Tensor:
-        """Some neighbours, two by two, come together: x^i + w (C(x^j) - C(x^i)), at w = 1/2 the
-        mean of both. No agent is in two pairs."""
+        """Some pairs of neighbours average: x^i + w (C(x^j) - C(x^i)), at w = 1/2 the mean of both.
+        No agent is in two pairs."""
         ways = [way for i, j in pairs for way in ((i, j), (j, i))]
         told = self.tell(x_AD, ways, codec, kind)
         rows, met_AD = told.receiver_E, x_AD.clone()
@@ -356,8 +351,8 @@ class Neighbourhood:
         return self._accuracy(x_AD, batch, range(len(self.agents)))
 
     def cross_accuracy(self, x_I: OnEdges, batch: Batch) -> Mail:
-        """The accuracy of each neighbour's model on the own batch, a number for every edge."""
-        rounds = zip(x_I, self._rows, strict=True)
+        """The accuracy of each neighbour's model on the agent's own batch, one number per edge."""
+        rounds = zip(x_I, self._lists.receivers_of, strict=True)
         found = [self._accuracy(x_ED, batch, rows) for x_ED, rows in rounds]
         start = self.task.start()
         return self.stored(torch.cat(found) if found else start.new_zeros(0, 1))
@@ -371,48 +366,46 @@ class Neighbourhood:
         return right_P1
 
     def opposite_I(self) -> Tensor:
-        """For every incoming edge j -> i the place of i -> j on axis O, where there is one."""
+        """For every incoming edge j -> i, the position of i -> j on axis O, if it exists."""
         place = {edge: k for k, edge in enumerate(self.edges_O)}
         places = [place[i, j] for j, i in self.edges_I]
         return torch.tensor(places, dtype=torch.int64, device=self.receiver_I.device)
 
     def zeros_I(self) -> Tensor:
-        """A zero vector for every incoming edge, [I, D]; where the graph changes, of all graphs."""
+        """A zero vector per incoming edge, [I, D]; if the graph changes, of all its rounds."""
         start = self.task.start()
         return start.new_zeros(self.incoming, len(start))
 
     def _keyed_to(self, owners: list[int], rows: list[int], codec: Codec) -> Codec:
-        """For replies: the choices are those of an edge."""
+        """For replies: random choices depend on the edge."""
         if not codec.draws:
             return codec
         ends = [torch.tensor(owners), torch.tensor([self.agents[row] for row in rows])]
         return codec.keyed(hashed(self.engine.seed, self.step, 0, *ends))
 
     def _split(self, values_ID: Tensor) -> Iterator[Tensor]:
-        return iter(values_ID.split([len(rows) for rows in self._rows]))
+        return iter(values_ID.split([len(rows) for rows in self._lists.receivers_of]))
 
     def _kept(self, state_ID: Tensor) -> Iterator[Tensor]:
-        """What the state has for the edges of each round."""
+        """The state of the edges of each round."""
         return self._split(state_ID)
 
     def _keep(self, state_ID: Tensor, r: int, state_ED: Tensor) -> None:
-        """Puts back what `_kept` gave; here that was a view."""
+        """Stores what `_kept` yielded; not needed here, since that was a view."""
 
 
 class _Phase(Neighbourhood):
-    """One graph of a sequence. What is kept on edges is kept on those of all graphs together."""
+    """One graph of a sequence. State on edges is kept for the edges of all graphs together."""
 
     def __init__(self, whole: Neighbourhood, topology: Topology) -> None:
         super().__init__(whole.transport.on(topology), whole.engine, whole._batches, whole.meter)
         self._whole = whole
         every = whole.transport.topology.edges
-        place = {
-            every[e]: n for n, e in enumerate(chain.from_iterable(whole.transport.incoming_of))
-        }
+        place = {every[e]: n for n, e in enumerate(whole.transport.edges.incoming)}
         edges, device = topology.edges, self.task.start().device
         self._places = [
             torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
-            for r in self.transport.incoming_of
+            for r in self._lists.incoming_of
         ]
 
     def zeros_I(self) -> Tensor:

@@ -1,7 +1,7 @@
-"""Running presets: resumable, skipping what is done; and packing what came out.
+"""Running presets, resumably and skipping finished runs; and packing the results.
 
-OUT/<table>/<cell>/<variant>/seed-<s>/ holds one run. A reduced run is another experiment and has a
-folder of its own, for example ``as-run-20-epochs``.
+OUT/<table>/<cell>/<variant>/seed-<s>/ holds one run. A reduced run is a different experiment with
+its own folder, for example ``as-run-20-epochs``.
 """
 
 import json
@@ -14,7 +14,7 @@ from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import write_atomically
-from parley.reproduce.presets import Preset, variant_name
+from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
@@ -22,12 +22,12 @@ from parley.sweep.compare import DIVERGED_FILE, Job
 from parley.version import __version__
 
 PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)
-"""The files of a run that are worth keeping: all but the checkpoints."""
+"""The files of a run worth keeping: all but the checkpoints."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted of every preset."""
+    """What to run for every preset."""
 
     variant: str = "as-run"
     epochs: int | None = None
@@ -39,7 +39,7 @@ class Order:
 
 
 def jobs(chosen: Sequence[Preset], order: Order, out: Path) -> list[Job]:
-    """All runs of these presets, seed by seed: a first seed of everything comes first.
+    """All runs of these presets, seed by seed: the first seed of every preset comes first.
 
     >>> from parley.reproduce.presets import select
     >>> some = jobs(select("fashion_mnist", 10), Order(seeds=3, epochs=20), Path("results"))
@@ -73,8 +73,8 @@ def state(job: Job) -> str:
     differing = job.experiment.same_as(found)
     if differing:
         raise ParleyError(
-            f"out: {str(job.out)!r} holds another experiment than {job.label} "
-            f"(it differs in {', '.join(differing)}); choose another --out"
+            f"out: {str(job.out)!r} holds a different experiment from {job.label} "
+            f"(they differ in {', '.join(differing)}); choose another --out"
         )
     if folder.summary() is not None:
         return "done"
@@ -83,7 +83,7 @@ def state(job: Job) -> str:
     version = version_of(job.out)
     if version not in (None, __version__):
         raise ParleyError(
-            f"out: {str(job.out)!r} was begun by parley {version}, this is {__version__}; "
+            f"out: {str(job.out)!r} was started by parley {version}, but this is {__version__}; "
             "finish it with that version, choose another --out, or remove it"
         )
     return "begun"
@@ -96,14 +96,14 @@ def read_experiment(folder: Path) -> Experiment:
         return Experiment.from_toml(path.read_text(encoding="utf-8"), str(path))
     except (ParleyError, OSError, UnicodeDecodeError) as error:
         version = version_of(folder)
-        by = f" (written by parley {version}, this is {__version__})" if version else ""
+        by = f" (written by parley {version}; this is {__version__})" if version else ""
         raise ParleyError(
-            f"out: {str(path)!r} is not an experiment of this version{by}: {error}"
+            f"out: {str(path)!r} is not a valid experiment for this version{by}: {error}"
         ) from None
 
 
 def version_of(folder: Path) -> str | None:
-    """The version of Parley that began a run, if it can be told."""
+    """The version of Parley that started a run, if known."""
     try:
         return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["parley"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -111,9 +111,9 @@ def version_of(folder: Path) -> str | None:
 
 
 def run(todo: Sequence[Job], parallel: int, out: Path) -> dict[str, list[Job]]:
-    """Runs what is not done yet; a run that diverges is noted, as a result, and the others go on.
+    """Runs what is not done yet; a run that diverges is recorded as such, and the others continue.
 
-    Returns all jobs by what became of them.
+    Returns all jobs by outcome.
     """
     states = {job.out: state(job) for job in todo}
     left = [job for job in todo if states[job.out] in ("new", "begun")]
@@ -127,21 +127,21 @@ def run(todo: Sequence[Job], parallel: int, out: Path) -> dict[str, list[Job]]:
 
 
 def _check(left: Sequence[Job]) -> None:
-    """All datasets are there, each looked for once."""
+    """Checks once that each dataset is available."""
     for name, root in {(j.experiment.data, j.experiment.data_root) for j in left}:
         data.load(name, root)
 
 
 def pack(out: Path, to: Path) -> list[Path]:
-    """Copies what is worth keeping of every finished run; returns the new folders.
+    """Copies the files worth keeping of every finished run; returns the new folders.
 
-    Where a run was carried out (paths, workers, device) is left away. What is in `to` already
-    stays: if it is the same, it is passed over, if not, nothing at all is copied.
+    Where a run took place (paths, workers, device) is left out. Folders already in `to` stay: one
+    that is the same is skipped; if one differs, nothing at all is copied.
     """
     if not out.is_dir():
-        raise BadValue("out", str(out), "a folder with runs", "there is none")
+        raise BadValue("out", str(out), "a folder with runs", "it does not exist")
     if to.resolve().is_relative_to(out.resolve()):
-        raise BadValue("to", str(to), "a folder outside of --out")
+        raise BadValue("to", str(to), "a folder outside --out")
     copies: dict[Path, dict[str, str]] = {}
     for folder in walk(out):
         if folder is None or not (folder / EXPERIMENT).is_file():
@@ -153,14 +153,14 @@ def pack(out: Path, to: Path) -> list[Path]:
         if not (target / EXPERIMENT).exists():
             copies[target] = files
             continue
-        # An experiment that was written by another version may look different and say the same.
+        # An experiment written by another version may look different but mean the same.
         same = not read_experiment(target).same_as(read_experiment(folder))
         for name in (RECORDS, SUMMARY):
             there = target / name
             same &= not there.exists() or there.read_text(encoding="utf-8") == files.get(name)
         if not same:
             raise ParleyError(
-                f"to: {str(target)!r} holds another run; move it away, or choose another --to"
+                f"to: {str(target)!r} holds a different run; move it away, or choose another --to"
             )
     for target, files in copies.items():
         target.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,14 @@
-"""Which cell of the NGC paper's tables a run is, if it is one."""
+"""The cell of the NGC paper's tables that a run corresponds to, if any."""
 
 from dataclasses import dataclass
 
 from parley.errors import BadValue
 from parley.experiment import VARIANTS, Experiment
-from parley.reproduce.presets import Preset, Reduction, presets
+from parley.reproduce.preset import Preset, Reduction
+from parley.reproduce.presets import presets
 
 MEASURING = {"evaluate_every", "bias_norms", "gossip_rounds"}
-"""Fields that say what is recorded, not what is trained."""
+"""Fields that affect what is recorded, not what is trained."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Cell:
 
     @property
     def remark(self) -> str:
-        """In what the run is not the paper's."""
+        """How the run differs from the paper's."""
         parts = ["as printed"] if self.variant == "as-printed" else []
         if self.reduction:
             parts.append(f"reduced: {self.reduction.words(self.preset.epochs)}")
@@ -38,7 +39,7 @@ class Cell:
 
 
 def find_cell(experiment: Experiment) -> Cell | None:
-    """The cell with this very experiment, whole or reduced (fewer epochs, less data).
+    """The cell with exactly this experiment, in full or reduced (fewer epochs, less data).
 
     >>> found = find_cell(presets()["cifar10/cnn5/ring/5/ngc"].experiment(seed=3))
     >>> found.preset.name, found.variant, found.remark
@@ -55,7 +56,7 @@ def find_cell(experiment: Experiment) -> Cell | None:
         if preset.paper is None or not alike:
             continue
         reduction = preset.reduced(experiment.epochs, experiment.fraction)
-        for variant in VARIANTS[::-1]:  # as run: what the tables' figures come from
+        for variant in VARIANTS[::-1]:  # as run first: the tables' figures come from it
             try:
                 expected = preset.experiment(variant, reduction, seed=experiment.seed)
             except BadValue:

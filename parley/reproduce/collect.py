@@ -8,14 +8,8 @@ from pathlib import Path
 
 from parley.errors import BadValue, ParleyError
 from parley.reproduce.campaign import read_experiment, version_of
-from parley.reproduce.presets import (
-    Preset,
-    Reduction,
-    presets,
-    variant_name,
-    variant_words,
-    variants,
-)
+from parley.reproduce.preset import Preset, Reduction, variant_name, variant_words, variants
+from parley.reproduce.presets import presets
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.sweep.compare import DIVERGED_FILE
@@ -27,14 +21,14 @@ ACCURACIES = {
     "accuracy_mean_model": "averaged model",
     "accuracy_own": "own models",
 }
-"""What is compared. The first is the protocol of the paper's tables (older code of its authors)."""
+"""The compared metrics. The first is the protocol of the paper's tables (authors' older code)."""
 SMALLER = 0.95
-"""Steps of an epoch, relative to the paper's, below which a run counts as one on less data."""
+"""Steps per epoch, relative to the paper's, below which a run counts as using less data."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What there is of one preset in one form: a variant, whole or reduced."""
+    """The results of one preset in one form: a variant, in full or reduced."""
 
     preset: Preset
     variant: str
@@ -51,12 +45,12 @@ class Result:
 
     @property
     def is_ablation(self) -> bool:
-        """Whether it is as run but for some choices."""
+        """Whether it is as run except for some choices."""
         return "-but-" in self.variant
 
     @property
     def mark(self) -> str:
-        """In what it is not the paper's run; empty if in nothing."""
+        """How it differs from the paper's run; empty if it does not."""
         parts = [self.reduction.words(self.preset.epochs)] if self.reduction else []
         if self.ends and self.reduction.fraction is None:
             steps = self.ends[0]["step"] / self.ends[0]["epoch"]
@@ -67,7 +61,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """How much of the paper's training it is."""
+        """The share of the paper's training that it covers."""
         epochs = self.reduction.epochs or self.preset.epochs
         return epochs / self.preset.epochs * (self.reduction.fraction or 1.0)
 
@@ -102,7 +96,7 @@ class Found:
 def collect(out: Path) -> Found:
     """Reads all runs of presets below `out`."""
     if not out.is_dir():
-        raise BadValue("out", str(out), "a folder with results", "there is none")
+        raise BadValue("out", str(out), "a folder with results", "it does not exist")
     forms: dict[Path, list[Path]] = {}
     for run in walk(out):
         if run is not None and run.name.startswith("seed-") and (run / EXPERIMENT).is_file():
@@ -126,7 +120,7 @@ def parse_form(name: str) -> tuple[str, Reduction]:
     """
     match = re.fullmatch(r"(as-[a-z,-]+?)(?:-(\d+)-epochs)?(?:-([\d.e-]+)-data)?", name)
     if not match:
-        raise BadValue("folder", name, ", ".join(variants()) + ", or one of them reduced")
+        raise BadValue("folder", name, ", ".join(variants()) + ", or a reduced form of one")
     variant, epochs, fraction = match.groups()
     return variant_name(variant), Reduction(
         int(epochs) if epochs else None, float(fraction) if fraction else None
@@ -143,8 +137,8 @@ def _result(preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[
             version = version_of(path)
             by = f", made by parley {version}" if version not in (None, __version__) else ""
             raise ParleyError(
-                f"{path.name} holds another experiment than {preset.name}{by} "
-                f"(it differs in {', '.join(differing)})"
+                f"{path.name} holds a different experiment from {preset.name}{by} "
+                f"(they differ in {', '.join(differing)})"
             )
         records = folder.records()
         if folder.summary() is not None and records:
@@ -164,21 +158,21 @@ def _seed(path: Path) -> int:
 
 
 def with_variant(label: str, result: Result) -> str:
-    """The label of a result, with its variant where that is not as run."""
+    """The label of a result, with its variant unless that is as run."""
     words = variant_words(result.variant)
     return f"{label}, {words}" if words else label
 
 
 def title_of(result: Result) -> str:
-    """Variant and reduction, as they follow the name of a group."""
+    """Variant and reduction, to append to the name of a group."""
     words = variant_words(result.variant)
     title = f", {words}" if words else ""
     return title + (f", reduced: {result.mark}" if result.mark else "")
 
 
 def grouped(results: Sequence[Result], table: str) -> Iterator[tuple[str, list[Result]]]:
-    """The results of a table, by what is compared; whole runs before reduced ones. Runs in which
-    one choice is another are compared apart."""
+    """The results of a table, by what is compared; full runs before reduced ones. Runs in which
+    some choice differs are compared separately."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         if result.preset.table == table and not result.is_ablation:

@@ -21,12 +21,12 @@ from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
-from parley.reproduce.presets import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
+from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
 from parley.training.events import StepDone
 from parley.training.run import Problem, Run
 from parley.version import __version__
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "cifar10": (3, 32, 32),
@@ -41,20 +41,22 @@ CLASSES = {"cifar100": 100, "ag_news": 4}
 TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
 """Test samples; 10,000 for the others."""
 VOCABULARY = 30_000
-"""Token numbers that every text model knows."""
+"""Token IDs that every text model knows."""
+OWN_GRADIENTS = frozenset({"dpsgd", "gut", "qgm"})
+"""Methods whose agents compute no gradients at their neighbours' models."""
 FORWARD = 1 / 3
-"""An evaluation in units of a gradient: backwards costs about twice as much as forwards."""
+"""An evaluation in units of a gradient: backward costs about twice as much as forward."""
 BUDGET = 1.0
-"""Seconds for which a model is tried."""
+"""Seconds spent on timing a model."""
 
 
 def graph_of(preset: Preset, variant: str = "as-run") -> Topology:
-    """The graph that its agents talk on."""
+    """The graph its agents communicate on."""
     return parse(preset.graph(variant), preset.agents)
 
 
 def degree(preset: Preset, variant: str = "as-run") -> float:
-    """Neighbours of an agent, on average.
+    """The average number of neighbours.
 
     >>> from parley.reproduce.presets import presets
     >>> degree(presets()["imagenette-224/resnet18/chain/5/ngc"])
@@ -65,8 +67,8 @@ def degree(preset: Preset, variant: str = "as-run") -> float:
 
 
 def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WHOLE) -> int:
-    """Samples times gradients of all agents together, training only."""
-    each = 1 if preset.method == "dpsgd" else 1 + degree(preset, variant)
+    """Sample gradients of all agents together, training only."""
+    each = 1 if preset.method in OWN_GRADIENTS else 1 + degree(preset, variant)
     epochs = reduction.epochs or preset.epochs
     return round(epochs * SAMPLES[preset.data] * (reduction.fraction or 1) * each)
 
@@ -81,26 +83,26 @@ def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
 def hours(
     preset: Preset, speed: float, variant: str = "as-run", reduction: Reduction = WHOLE
 ) -> float:
-    """Expected hours of one seed on one core, evaluations included."""
+    """Expected hours for one seed on one core, evaluations included."""
     work = gradients(preset, variant, reduction) + FORWARD * evaluations(preset, reduction)
     return work / speed / 3600
 
 
 def input_shape(name: str) -> tuple[int, ...]:
-    """Of one sample of a dataset."""
+    """The shape of one sample of a dataset."""
     return SHAPES[name]
 
 
 def classes(name: str) -> int:
-    """Of a dataset."""
+    """The number of classes of a dataset."""
     return CLASSES.get(name, 10)
 
 
 class Calibration:
-    """Sample gradients a second of each network on this machine, found once and kept.
+    """Sample gradients per second of each network on this machine, measured once and kept.
 
-    It depends on the network and its inputs; between the methods it differs by what they compute
-    beside gradients, which is little except for CGA on the smallest networks.
+    It depends on the network and its inputs; methods differ only in what they compute besides
+    gradients, which is little except for CGA on the smallest networks.
     """
 
     def __init__(self) -> None:
@@ -113,11 +115,11 @@ class Calibration:
             self._speeds = kept["speeds"] if kept["here"] == self._here else {}
 
     def known(self, preset: Preset) -> float | None:
-        """What was found before."""
+        """An earlier measurement, if there is one."""
         return self._speeds.get(self._key(preset))
 
     def speed(self, preset: Preset) -> float:
-        """Gradients a second on one core."""
+        """Gradients per second on one core."""
         key = self._key(preset)
         if key not in self._speeds:
             self._speeds[key] = measured_speed(preset)
@@ -132,9 +134,9 @@ class Calibration:
 
 
 def measured_speed(preset: Preset) -> float:
-    """Sample gradients a second in a few steps of NGC among three agents, on random samples.
+    """Sample gradients per second over a few steps of NGC with three agents, on random samples.
 
-    Of a large network one gradient tells enough.
+    For a large network, a single gradient is enough.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -183,9 +185,9 @@ def random_problem(experiment: Experiment, samples: int) -> Problem:
 
 
 def _of_steps(run: Run) -> float:
-    """The first step does not count.
+    """Timed without the first step.
 
-    Seconds of the processor, since other programs may be running: what a core of its own gives.
+    Measures processor time, since other programs may be running: the speed of a dedicated core.
     """
     samples, began, done = 0, 0.0, 0
     for event in run.events():
@@ -199,7 +201,7 @@ def _of_steps(run: Run) -> float:
 
 
 def duration(time_hours: float) -> str:
-    """Hours as people say them.
+    """Hours in readable form.
 
     >>> duration(0.01), duration(0.4), duration(2.6), duration(200)
     ('36 s', '24 min', '2.6 h', '8.3 days')

@@ -1,11 +1,11 @@
-"""What may be said about the paper's choices and its order of methods, seed by seed."""
+"""What can be claimed about the paper's choices and its order of methods, seed by seed."""
 
 import itertools
 import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from parley.reproduce.presets import METHODS, choice_words, parse_variant
+from parley.reproduce.preset import METHODS, choice_words, parse_variant
 from parley.results.paired import Difference
 from parley.training.record import value
 
@@ -16,13 +16,13 @@ GOSSIPED, AVERAGED = "accuracy_after_gossip", "accuracy_mean_model"
 
 
 def by_seed(result: "Result", name: str) -> dict[int, float]:
-    """How every finished run ends, in percent."""
+    """The final accuracy of every finished run, in percent."""
     ends = {seed: value(records[-1], name) for seed, records in result.runs.items()}
     return {seed: 100 * end for seed, end in ends.items() if end is not None}
 
 
 class Ablation(NamedTuple):
-    """What some choices do, while the rest stays as it is."""
+    """The effect of some choices, with everything else unchanged."""
 
     before: "Result"
     after: "Result"
@@ -35,14 +35,14 @@ class Ablation(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For example ``floor, beside scale``: scale is as printed on both sides."""
-        beside = f", beside {choice_words(self.others)}" if self.others else ""
+        """For example ``floor, given scale``: scale is as printed on both sides."""
+        beside = f", given {choice_words(self.others)}" if self.others else ""
         return choice_words(self.choices) + beside
 
     @property
     def sentence(self) -> str:
-        """For example ``floor as printed, where scale is as printed, too``."""
-        beside = f", where {choice_words(self.others)} is as printed, too" if self.others else ""
+        """For example ``floor as printed, where scale is as printed too``."""
+        beside = f", where {choice_words(self.others)} is as printed too" if self.others else ""
         return f"{choice_words(self.choices)} as printed{beside}"
 
     @property
@@ -55,8 +55,8 @@ class Ablation(NamedTuple):
 
 
 def ablations(results: Sequence["Result"]) -> list[Ablation]:
-    """Every run with some choices as printed beside the one that is all as run; and, of several
-    choices, beside those in which a single one of them is as run."""
+    """Pairs every run with some choices as printed with the one that is entirely as run and, for
+    several choices, with those in which just one of them is as run."""
     found = []
     for after in (r for r in results if r.is_ablation and r.runs):
         printed = parse_variant(after.variant)[1]
@@ -83,7 +83,7 @@ class Order(NamedTuple):
     lower: "Result"
     higher: "Result"
     neighbours: bool
-    """Whether none of the others lies between them in the paper."""
+    """Whether they are adjacent in the paper's order."""
     paper: float
     """The paper's difference."""
     ours: Difference
@@ -97,7 +97,7 @@ class Order(NamedTuple):
 
 
 def orders(results: Sequence["Result"]) -> dict[str, list[Order]]:
-    """Of each group, all pairs of methods that were run whole with several seeds in common."""
+    """For each group, all pairs of methods with several full runs on common seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
         whole = result.variant == "as-run" and not result.mark

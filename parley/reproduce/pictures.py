@@ -1,4 +1,4 @@
-"""Pictures of a reproduction: ours beside the paper's, curves, and the paper's figures."""
+"""Pictures of a reproduction: ours next to the paper's, curves, and the paper's figures."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from parley.results.style import INK, LINES, plain_axes, save
 
 
 def draw_all(found: Found, folder: Path) -> dict[str, Path]:
-    """Every picture that there are runs for: tables, curves of each group, the paper's figures.
+    """Draws every picture for which there are runs: tables, curves, the paper's figures.
 
     A run with a single record has no curve.
 
@@ -41,7 +41,7 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
 
 
 def _fullest(results: Iterable[Result]) -> list[Result]:
-    """Finished cells of the paper, each in the least reduced form that there is."""
+    """The finished cells of the paper, each in its least reduced form."""
     chosen: dict[tuple[str, str], Result] = {}
     for result in (r for r in results if r.ends and r.preset.paper and not r.is_ablation):
         key = (result.preset.name, result.variant)
@@ -51,7 +51,7 @@ def _fullest(results: Iterable[Result]) -> list[Result]:
 
 
 def _forms(members: Sequence[Result]) -> Iterator[tuple[str, dict[str, Seeds]]]:
-    """The curves of each variant and reduction, apart; a reduced one says so in its title."""
+    """The curves of each variant and reduction separately; titles mark reduced ones."""
     forms: dict[str, dict[str, Seeds]] = {}
     for result in members:
         if result.runs:
@@ -61,7 +61,7 @@ def _forms(members: Sequence[Result]) -> Iterator[tuple[str, dict[str, Seeds]]]:
 
 
 def beside_paper(results: Sequence[Result], path: Path) -> Path:
-    """Accuracies of ours and the paper's, a row for each cell; hollow marks are reduced runs."""
+    """Our accuracies and the paper's, one row per cell; hollow markers are reduced runs."""
     canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(results)), layout="constrained")
     axes = canvas.subplots()
     for row, result in enumerate(results):
@@ -90,7 +90,7 @@ def beside_paper(results: Sequence[Result], path: Path) -> Path:
 
 
 def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path | None:
-    """One of the paper's figures from our runs; None if there are none. Dashed: reduced runs."""
+    """One of the paper's figures from our runs, if there are any. Dashed: reduced runs."""
     share = "accuracy" in figure.field
     take = field_of(figure.field, 100 if share else 1)
     series: list[Description] = []

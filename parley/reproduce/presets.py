@@ -9,231 +9,33 @@
 
 import csv
 import difflib
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
 
-from parley.algorithms import ALGORITHMS
-from parley.data import steps_per_epoch
 from parley.errors import BadValue, unknown_name
-from parley.experiment import VARIANTS, Experiment
+from parley.reproduce import followup
+from parley.reproduce.preset import LABELS, Paper, Preset
 
 TABLES = {
     "cifar10": "CIFAR-10, several networks and graphs",
     "datasets": "Fashion-MNIST, CIFAR-100 and Imagenette at 32 pixels, on a ring",
     "text-fullres": "AG News, and Imagenette at 224 pixels",
     "figures": "curves of the figures: CIFAR-10, 5-layer CNN",
+    followup.TABLE: "CIFAR-10 under the conditions of later papers: not in the NGC paper",
 }
-METHODS = {
-    "dpsgd": "D-PSGD",
-    "ngc-alpha0": "NGC α=0",
-    "cga": "CGA",
-    "ngc": "NGC",
-    "compcga": "CompCGA",
-    "compngc": "CompNGC",
-}
-"""The six rows of the paper's tables."""
-SAMPLES = {
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "fashion_mnist": 60_000,
-    "imagenette": 9_469,
-    "imagenette-224": 9_469,
-    "ag_news": 120_000,
-}
-"""Training samples of the whole datasets."""
-WITH_EVONORM = frozenset({"cnn5", "vgg11", "resnet20", "mobilenetv2", "resnet18"})
+"""Names of the tables and what they show."""
 _WITH_NORMS = frozenset(
     f"figures/{name}/{n}/{end}"
     for n in (5, 10)
     for name, end in (("non-iid", "ring"), ("methods", "cga"))
 )
-CHOICES = {
-    "gradient": "gradient_at",
-    "momentum": "nesterov",
-    "floor": "qp_floor",
-    "scale": "qp_scale",
-    "scope": "scope",
-    "evonorm": "evonorm",
-}
-"""Where printed paper and authors' code differ, and the option that decides it: the variant
-``as-run-but-floor`` is as run with this one choice as printed, ``as-run-but-floor,scale`` with
-these two."""
-EVALUATE_EVERY = 5
-"""Epochs from one record to the next in a long run."""
-FEWEST_RECORDS = 4
-"""Of a run of at least as many epochs. Testing every agent's model twice takes as long as a third
-of an epoch of training, so that a short run has no more than its curve needs."""
-
-
-class Paper(NamedTuple):
-    """What the paper reports: mean and standard deviation over three seeds, in percent."""
-
-    accuracy: float
-    std: float
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """How much smaller a run is than the paper's; nothing set: not at all.
-
-    >>> Reduction(20, 0.1).words(100), Reduction(20, 0.1).suffix
-    ('20 of 100 epochs, 10 % of the data', '-20-epochs-0.1-data')
-    >>> bool(Reduction())
-    False
-    """
-
-    epochs: int | None = None
-    fraction: float | None = None
-    """Share of the training samples, the same of every class."""
-
-    def __bool__(self) -> bool:
-        return self.epochs is not None or self.fraction is not None
-
-    @property
-    def suffix(self) -> str:
-        """Sets its folder apart: a reduced run is another experiment."""
-        epochs = f"-{self.epochs}-epochs" if self.epochs is not None else ""
-        return epochs + (f"-{self.fraction:g}-data" if self.fraction is not None else "")
-
-    def words(self, of_epochs: int) -> str:
-        """For people."""
-        parts = [f"{self.epochs} of {of_epochs} epochs"] if self.epochs is not None else []
-        if self.fraction is not None:
-            parts.append(f"{100 * self.fraction:g} % of the data")
-        return ", ".join(parts)
-
-
-WHOLE = Reduction()
-
-
-@dataclass(frozen=True)
-class Preset:
-    """One cell of a table or one curve of a figure."""
-
-    name: str
-    """For example ``fashion_mnist/lenet5/ring/10/ngc`` or ``figures/iid/5/full``."""
-    table: str
-    data: str
-    model: str
-    topology: str
-    """As the paper calls it: ring, torus, chain, full."""
-    agents: int
-    method: str
-    partition: str
-    epochs: int
-    batch: int
-    lr: float
-    lr_decay: str
-    hyper: Mapping[str, float]
-    """alpha, momentum and gamma, as far as the method has them."""
-    paper: Paper | None = None
-    bias_norms: bool = False
-
-    @property
-    def group(self) -> str:
-        """What it has in common with the other methods that it is compared with."""
-        return self.name.rpartition("/")[0]
-
-    @property
-    def folder(self) -> str:
-        """Its place among results."""
-        inside = self.name.removeprefix("figures/") if self.table == "figures" else self.name
-        return f"{self.table}/{inside.replace('/', '-')}"
-
-    @property
-    def label(self) -> str:
-        """The method's name."""
-        return METHODS[self.method]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """On the whole dataset, the last short batch included."""
-        largest = math.ceil(SAMPLES[self.data] / self.agents)
-        return steps_per_epoch([largest], self.batch)
-
-    def experiment(
-        self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
-    ) -> Experiment:
-        """What to run; `others` are further options, such as a seed."""
-        base, printed = parse_variant(variant)
-        as_run = base == "as-run"
-        epochs = self._epochs(reduction)
-        options: dict[str, Any] = {
-            "data": self.data,
-            "model": self.model,
-            "agents": self.agents,
-            "topology": self.graph(variant),
-            "partition": self.partition,
-            "algorithm": self.method.removesuffix("-alpha0"),
-            **self.hyper,
-            "weight_decay": 0.0,
-            "epochs": epochs,
-            "batch": self.batch,
-            "lr": self.lr,
-            "lr_decay": self.lr_decay,
-            "gossip_rounds": 51,
-            "evaluate_every": evaluate_every(epochs),
-            "variant": base,
-        }
-        for choice in printed:
-            options |= self._as_printed(variant, choice)
-        if self.model in WITH_EVONORM:
-            hard = as_run and "evonorm" not in printed
-            options["model_options"] = {"evonorm": "hard-swish" if hard else "s0"}
-        if self.bias_norms:
-            options["bias_norms"] = "run" if as_run else "printed"
-        name, _, factor = self.lr_decay.partition(":")
-        if name == "exponential" and epochs != self.epochs:
-            # A shorter run goes through the same range of learning rates.
-            options["lr_decay"] = f"{name}:{float(factor) ** (self.epochs / epochs):.6g}"
-        if reduction.fraction is not None:
-            options["fraction"] = reduction.fraction
-        return Experiment.of(**options | others)
-
-    def _as_printed(self, variant: str, choice: str) -> dict[str, Any]:
-        """The option that decides a choice, as printed, where this run has that choice."""
-        option = CHOICES[choice]
-        algorithm = ALGORITHMS[self.method.removesuffix("-alpha0")]
-        having = [name for name, of in CHOICES.items() if of in algorithm.options()]
-        if not self.hyper.get("momentum"):
-            having.remove("momentum")
-        if self.model in WITH_EVONORM:
-            having.append("evonorm")
-        if choice not in having:
-            valid = f"as-run-but- and some of {', '.join(having)} for {self.name}"
-            because = f"{self.label} there does not depend on {choice}"
-            raise BadValue("variant", variant, valid, because)
-        return {} if choice == "evonorm" else {option: algorithm.options()[option].default}
-
-    def graph(self, variant: str) -> str:
-        """The topology as Parley calls it: the authors' torus is a circulant graph."""
-        as_run = variant.startswith("as-run")
-        return "circulant:1,5" if self.topology == "torus" and as_run else self.topology
-
-    def _epochs(self, reduction: Reduction) -> int:
-        if reduction.fraction is not None and not 0 < reduction.fraction < 1:
-            raise BadValue("fraction", reduction.fraction, "a number above 0, below 1")
-        if reduction.epochs is None:
-            return self.epochs
-        if not 1 <= reduction.epochs <= self.epochs:
-            because = f"{self.name} has {self.epochs} epochs; --epochs makes a run shorter"
-            raise BadValue("epochs", reduction.epochs, f"1 to {self.epochs}", because)
-        return reduction.epochs
-
-    def reduced(self, epochs: int | None, fraction: float | None) -> Reduction:
-        """The reduction that these values mean here: as many epochs as the paper is none."""
-        return Reduction(
-            None if epochs == self.epochs else epochs, None if fraction == 1 else fraction
-        )
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture of the paper and the runs that it takes."""
+    """One figure of the paper and the runs it needs."""
 
     name: str
     title: str
@@ -244,84 +46,16 @@ class Figure:
     """Label to preset."""
 
 
-def variants() -> list[str]:
-    """Printed paper, authors' code, and the code with a single choice as printed.
-
-    >>> variants()[:3]
-    ['as-printed', 'as-run', 'as-run-but-gradient']
-    """
-    return [*VARIANTS, *(f"as-run-but-{choice}" for choice in CHOICES)]
-
-
-def parse_variant(variant: str) -> tuple[str, tuple[str, ...]]:
-    """The reading, and the choices that are as printed all the same, in a fixed order.
-
-    >>> parse_variant("as-run-but-scale,floor"), parse_variant("as-printed")
-    (('as-run', ('floor', 'scale')), ('as-printed', ()))
-    """
-    base, but, listed = variant.partition("-but-")
-    named = listed.split(",") if but else []
-    if base not in VARIANTS or (but and base != "as-run"):
-        raise unknown_name("variant", variant, variants())
-    for choice in named:
-        if choice not in CHOICES or named.count(choice) > 1:
-            valid = f"as-run-but- and some of {', '.join(CHOICES)}, each once, with commas between"
-            raise BadValue("variant", variant, valid)
-    return base, tuple(choice for choice in CHOICES if choice in named)
-
-
-def variant_name(variant: str) -> str:
-    """The one way to write a variant, whatever the order of its choices.
-
-    >>> variant_name("as-run-but-scale,floor")
-    'as-run-but-floor,scale'
-    """
-    base, printed = parse_variant(variant)
-    return f"{base}-but-{','.join(printed)}" if printed else base
-
-
-def variant_words(variant: str) -> str:
-    """For people; nothing for what is usual here, as run.
-
-    >>> variant_words("as-run-but-floor"), variant_words("as-printed"), variant_words("as-run")
-    ('floor as printed', 'as printed', '')
-    >>> variant_words("as-run-but-floor,scale")
-    'floor and scale as printed'
-    """
-    base, printed = parse_variant(variant)
-    if printed:
-        return f"{choice_words(printed)} as printed"
-    return "as printed" if base == "as-printed" else ""
-
-
-def choice_words(choices: Sequence[str]) -> str:
-    """A list as one says it.
-
-    >>> choice_words(["gradient", "floor", "scale"])
-    'gradient, floor and scale'
-    """
-    *others, last = choices
-    return f"{', '.join(others)} and {last}" if others else last
-
-
-def evaluate_every(epochs: int) -> int:
-    """Epochs from one record to the next, in a run of so many.
-
-    >>> [evaluate_every(epochs) for epochs in (1, 3, 8, 100)]
-    [1, 1, 2, 5]
-    """
-    return max(1, min(EVALUATE_EVERY, epochs // FEWEST_RECORDS))
-
-
 @cache
 def presets() -> Mapping[str, Preset]:
-    """All of them: 132 cells of the tables, then the curves of the figures.
+    """All of them: 132 cells of the tables, the curves of the figures, and the follow-up.
 
     >>> len([p for p in presets().values() if p.paper])
     132
     """
     made = [_cell(row) for row in read_csv("cells.csv")]
     made += [_curve(row) for row in read_csv("figures.csv")]
+    made += followup.follow_up_presets()
     return {preset.name: preset for preset in made}
 
 
@@ -329,7 +63,7 @@ def presets() -> Mapping[str, Preset]:
 def figures() -> Mapping[str, Figure]:
     """The figures by name.
 
-    Where two figures show the same run it is made once: that of NGC on a ring, non-IID. There is
+    A run that appears in two figures (NGC on a ring, non-IID) is made only once. There is
     no torus of 5 agents; as run, it would be a ring.
     """
     loss, accuracy = "test loss, averaged model", "test accuracy after gossip, %"
@@ -393,15 +127,15 @@ def select(
         valid = "a name or the beginning of one, as `parley reproduce` lists them"
         raise BadValue("preset", name, valid, because=f"nearest: {near}")
     for method in methods or ():
-        if method not in METHODS:
-            raise unknown_name("methods", method, METHODS)
+        if method not in LABELS:
+            raise unknown_name("methods", method, LABELS)
     if agents is not None:
         numbers = sorted({p.agents for p in found})
         found = [p for p in found if p.agents == agents]
         if not found:
             raise BadValue("agents", agents, f"{', '.join(map(str, numbers))} for {name}")
     if methods is not None:
-        having = [m for m in METHODS if m in {p.method for p in found}]
+        having = [m for m in LABELS if m in {p.method for p in found}]
         found = [p for p in found if p.method in methods]
         if not found:
             raise BadValue("methods", ",".join(methods), f"{', '.join(having)} for {name}")
@@ -421,7 +155,7 @@ def _nearest(wanted: str) -> Iterable[str]:
 
 
 def read_csv(name: str) -> list[dict[str, str]]:
-    """A table of figures that comes with the package."""
+    """A table of figures that ships with the package."""
     text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -446,8 +180,8 @@ def _cell(row: Mapping[str, str]) -> Preset:
         lr=float(row["lr"]),
         # AG News: at the second of three epochs, counted from 0 as everywhere.
         lr_decay="step:0.1,0.66" if row["data"] == "ag_news" else "step",
-        # Imagenette's NGC and CompNGC are tabled with α = 0, and so is CGA, which has no α: more
-        # likely a slip of the table than what was run, but nothing says what was.
+        # The paper lists Imagenette's NGC and CompNGC with α = 0, and CGA too, which has no α. That
+        # is more likely a slip in the table than what was run, but nothing says what was run.
         hyper=_hyper(row),
         paper=Paper(float(row["accuracy"]), float(row["accuracy_std"])),
     )

@@ -1,4 +1,4 @@
-"""Ours beside the paper's, cell by cell, from the run folders alone."""
+"""Our results next to the paper's, cell by cell, from the run folders alone."""
 
 import itertools
 import json
@@ -10,7 +10,8 @@ from parley.errors import BadValue
 from parley.files import write_atomically
 from parley.reproduce import paired
 from parley.reproduce.collect import ACCURACIES, Found, Result, grouped, title_of, with_variant
-from parley.reproduce.presets import METHODS, TABLES
+from parley.reproduce.preset import METHODS
+from parley.reproduce.presets import TABLES
 from parley.results.table import Table, mean_and_spread
 
 BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"
@@ -43,7 +44,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def tables(found: Found) -> Iterator[Table]:
-    """For a terminal: a table for every group of methods that are compared, reduced ones apart."""
+    """For a terminal: one table per group of compared methods, reduced runs separately."""
     for table in (t for t in TABLES if t != "figures"):
         for group, members in grouped(found.results, table):
             for title, alike in itertools.groupby(members, key=title_of):
@@ -57,7 +58,7 @@ def tables(found: Found) -> Iterator[Table]:
 def _without_marks(
     headings: Sequence[str], rows: Iterable[Sequence[str]], figures: range, title: str = ""
 ) -> Table:
-    """Without bold, and figures without spaces: narrow enough for a terminal."""
+    """Without bold, and with no spaces in figures: narrow enough for a terminal."""
     narrow = [
         [c.replace("**", "").replace(" ", "" if n in figures else " ") for n, c in enumerate(row)]
         for row in rows
@@ -73,20 +74,20 @@ ORDER = ["group", "lower in the paper", "higher", "paper", "ours", "seeds", ""]
 
 
 ORDER_TEXT = (
-    "Accuracy after gossip: how far the higher of two methods that are neighbours in the paper's "
-    "order is above the lower, in percentage points: the paper's means, and ours with a 95 % "
-    "interval (paired t over seeds). Only what lies outside it is an order."
+    "Accuracy after gossip: for two methods that are adjacent in the paper's order, how far the "
+    "higher is above the lower, in percentage points: the paper's means, and ours with a 95 % "
+    "interval (paired t over seeds). An order is claimed only if the interval excludes 0."
 )
 ABLATION_TEXT = (
-    "What the choices in which the printed paper and its authors' code differ do: accuracy after "
-    "gossip without and with them, the difference in percentage points with a 95 % interval "
-    "(paired t: the same seeds on both sides), and the same difference of the averaged model. One "
-    "interval in twenty leaves out 0 by chance."
+    "The effect of the choices in which the printed paper and its authors' code differ: accuracy "
+    "after gossip without and with them, the difference in percentage points with a 95 % interval "
+    "(paired t: the same seeds on both sides), and the same difference for the averaged model. One "
+    "interval in twenty excludes 0 by chance."
 )
 
 
 def ablation_rows(results: Sequence[Result]) -> list[list[str]]:
-    """What choices do: runs in which they are as printed beside those in which they are as run."""
+    """The effect of choices: runs with them as printed next to runs with them as run."""
     rows = []
     for found in paired.ablations(results):
         means = (f"{mean:.2f}" for mean in found.means)
@@ -97,7 +98,7 @@ def ablation_rows(results: Sequence[Result]) -> list[list[str]]:
 
 
 def ablation_claims(results: Sequence[Result]) -> list[str]:
-    """What the table above says, in sentences, and no more than it says."""
+    """The table above in sentences, claiming no more than it shows."""
     lines, undecided = [], []
     for found in paired.ablations(results):
         told, preset = found.gossiped, found.after.preset
@@ -112,12 +113,12 @@ def ablation_claims(results: Sequence[Result]) -> list[str]:
         how = f"{abs(told.mean):.1f} points {way}, {ends[0]:.1f} to {ends[1]:.1f}"
         lines.append(f"- {name}: {how} ({preset.group})")
     if undecided:
-        lines.append(f"- Not told apart from no difference: {'; '.join(undecided)}")
+        lines.append(f"- Inconclusive: {'; '.join(undecided)}")
     return lines
 
 
 def order_rows(results: Sequence[Result]) -> list[list[str]]:
-    """Neighbours in the paper's order of the methods, and whether ours are told apart."""
+    """Adjacent methods in the paper's order, and whether ours can be told apart."""
     rows = []
     for group, pairs in paired.orders(results).items():
         for pair in (pair for pair in pairs if pair.neighbours):
@@ -128,12 +129,12 @@ def order_rows(results: Sequence[Result]) -> list[list[str]]:
 
 
 def order_claims(results: Sequence[Result]) -> list[str]:
-    """How many of all pairs of methods are told apart."""
+    """How many of all pairs of methods can be told apart."""
     lines = []
     for group, pairs in paired.orders(results).items():
         signs = [pair.ours.sign for pair in pairs]
         lines.append(
-            f"- {group}: of {len(pairs)} pairs of methods {signs.count(1)} stand in the paper's "
+            f"- {group}: of {len(pairs)} pairs of methods, {signs.count(1)} are in the paper's "
             f"order, {signs.count(-1)} the other way round, {signs.count(0)} inconclusive"
         )
     return lines
@@ -151,13 +152,13 @@ def _narrow(title: str, members: Sequence[Result]) -> Table:
 
 
 def markdown(found: Found, pictures: Mapping[str, str]) -> str:
-    """For a document; `pictures` are names and where they are, as seen from it."""
+    """For a document; `pictures` maps names to paths relative to it."""
     lines = [
         "Accuracies in percent, mean ± standard deviation over seeds. *After gossip*: 51 further "
         "gossip rounds, then every agent's model is tested (the protocol of the paper's tables); "
         "*averaged*: the mean of all models; *own*: the agents' models as they are. Δ/std: ours "
         "minus the paper's, in units of the paper's standard deviation. A run marked *reduced* is "
-        "shorter or on less data than the paper's, so that its difference says little.",
+        "shorter or uses less data than the paper's, so its difference says little.",
         "",
     ]
     for table, title in TABLES.items():
@@ -197,7 +198,7 @@ def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _commands(results: Sequence[Result]) -> list[str]:
-    """What gives these runs again: a command for all methods that were run in the same way."""
+    """Commands that repeat these runs: one for all methods that were run in the same way."""
     forms: dict[tuple[str, str], list[str]] = {}
     for result in (r for r in results if r.runs):
         flags = f" --seeds {max(result.runs) + 1}"
@@ -216,7 +217,7 @@ def _commands(results: Sequence[Result]) -> list[str]:
 
 
 def write_markdown(path: Path, text: str) -> None:
-    """As a new file, or between the two marks of one that has them; else nothing is written."""
+    """Writes a new file, or between the two marks of an existing one; otherwise refuses."""
     marked = f"{BEGIN}\n{text.strip()}\n{END}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +234,7 @@ def write_markdown(path: Path, text: str) -> None:
 
 
 def as_json(found: Found) -> str:
-    """The same for programs: one object."""
+    """The same as one JSON object."""
     rows = []
     for r in found.results:
         row: dict[str, Any] = {"name": r.preset.name, "table": r.preset.table, "variant": r.variant}

@@ -1,4 +1,4 @@
-"""What the methods cost beside accuracy: communication and memory, against the printed tables.
+"""What the methods cost in communication and memory, against the printed tables.
 
 Communication of an agent, in GiB (the paper's "GB"):
 
@@ -20,21 +20,23 @@ import torch
 
 from parley import models
 from parley.reproduce import costs
-from parley.reproduce.presets import METHODS, Preset, presets, read_csv
+from parley.reproduce.preset import METHODS, Preset
+from parley.reproduce.presets import presets, read_csv
 from parley.training.events import EpochDone
 from parley.training.run import Run
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import HEADER, Local
+from parley.wire.transport import HEADER
 
-ROUNDS = {"dpsgd": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
+ROUNDS = {"dpsgd": 1.0, "gut": 1.0, "qgm": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
 """f of the formula; 1 + 1/32 for the compressed methods."""
 SWAPPED = {486.59: 468.59}
-"""Printed figures in which two digits have changed places."""
+"""Printed figures with two digits swapped."""
 GOSSIP = 51
 EXACT = 0.011
 """GiB by which a printed figure may be off: the paper rounds, sometimes down."""
 ROUNDED = 5e-4
-"""Relative, where the parameters are known to four digits only."""
+"""Relative tolerance where parameters are known only to four digits."""
 
 
 @cache
@@ -50,7 +52,7 @@ def parameters(model: str, data: str) -> int:
 
 
 def messages(preset: Preset) -> float:
-    """Whole models' worth of what an agent sends to each neighbour, over a run."""
+    """What an agent sends to each neighbour over a run, in units of whole models."""
     steps = preset.epochs * preset.steps_per_epoch
     return steps * ROUNDS.get(preset.method, 1 + 1 / 32) + GOSSIP
 
@@ -67,17 +69,17 @@ class Communication:
 
     table: str
     name: str
-    """Of the cell, without the method."""
+    """The name of the cell, without the method."""
     methods: str
     printed: float | None
     formula: float
     remark: str = ""
-    """What is wrong with the printed figure; empty if it agrees. ``half of NGC's``: the paper has
-    taken it from NGC's figure, and so has halved the final gossip, which is the same for all."""
+    """What is wrong with the printed figure; empty if it agrees. ``half of NGC's``: the paper
+    halved NGC's figure, and with it the final gossip, which is the same for all methods."""
 
 
 def communication() -> list[Communication]:
-    """Every cell of the printed tables with the figure that the formula gives."""
+    """Every cell of the printed tables with the figure from the formula."""
     rows = read_csv("communication.csv")
     printed = {(_group(r), r["methods"]): _number(r["printed_gb"]) for r in rows}
     made = []
@@ -105,10 +107,10 @@ def _agrees(preset: Preset, printed: float, value: float) -> bool:
 
 
 def _remark(preset: Preset, printed: float | None, double: float | None) -> str:
-    """Why a printed figure is not the formula's; `double` is the one printed for CGA and NGC."""
+    """Why a printed figure differs from the formula; `double` is that of CGA and NGC."""
     value = gib(preset)
     if printed is None:
-        return "missing in the paper"
+        return "missing from the paper"
     if _agrees(preset, printed, value):
         return ""
     if printed in SWAPPED:
@@ -136,7 +138,7 @@ and the packed cross-gradients; NGC adds up as it goes."""
 
 
 def memory() -> list[Memory]:
-    """The printed table of memory overheads with what the paper's own orders give.
+    """The printed table of memory overheads next to what the paper's own orders give.
 
     >>> [(m.printed, round(m.formula, 2)) for m in memory() if m.model == "resnet20"][0]
     (2.28, 2.08)
@@ -160,7 +162,7 @@ def memory() -> list[Memory]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes that an agent really sent in one step and in one round of final gossip."""
+    """The bytes an agent actually sent in one step and in one round of final gossip."""
 
     step: float
     gossip: float
@@ -174,7 +176,7 @@ class Measured:
 
 
 def measure(preset: Preset, steps: int = 3) -> Measured:
-    """Counts the bytes of a short real run, headers included, on random samples."""
+    """Counts the bytes of a short real run on random samples, headers included."""
     experiment = preset.experiment(
         epochs=1, batch=2, lr=1e-6, gossip_rounds=GOSSIP, bias_norms="off"
     )
@@ -192,9 +194,9 @@ def measure(preset: Preset, steps: int = 3) -> Measured:
 
 
 def framing(preset: Preset, tensors: int) -> float:
-    """GiB by which what is sent exceeds the formula: headers, scales, bits filled up to bytes.
+    """GiB by which real messages exceed the formula: headers, scales, bits padded to bytes.
 
-    The formula counts one number beside the parameters in every message.
+    The formula counts one number besides the parameters in every message.
     """
     steps, header = preset.epochs * preset.steps_per_epoch, HEADER.itemsize
     dense = header - 4

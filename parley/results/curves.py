@@ -1,4 +1,4 @@
-"""One way to draw curves: as a description that pages draw, and the same by matplotlib.
+"""Curves: as a description that pages draw, and the same with matplotlib.
 
 A description is a dictionary that becomes JSON; ``web/src/charts.js`` says what it may hold.
 """
@@ -21,7 +21,7 @@ Seeds = Sequence[Sequence[Record]]
 """The records of every run of a method."""
 
 POINTS = 600
-"""Most points of a drawn curve; longer ones are thinned evenly."""
+"""The most points in a drawn curve; longer ones are thinned evenly."""
 MARKS = "osD^vP*X<>"
 SENT: Description = {"name": "MB sent per agent", "unit": "MB"}
 PERCENT: Description = {"name": "test accuracy, %", "unit": "%"}
@@ -35,7 +35,7 @@ def line_chart(
     horizontal: Take | None = None,
     x: Description | None = None,
 ) -> Description | None:
-    """A line for each method: means over seeds; None where no record has the field."""
+    """One line per method: means over seeds; None where no record has the field."""
     found = [(name, curve(seeds, vertical, horizontal)) for name, seeds in methods.items()]
     series = [series_of(name, c, n) for n, (name, c) in enumerate(found) if c is not None]
     if not series:
@@ -56,9 +56,9 @@ def line_chart(
 
 
 def series_of(name: str, found: Curve, slot: int) -> Description:
-    """One line; a band where there are several seeds."""
+    """One line, with a band if there are several seeds."""
     step = -(-len(found.x) // POINTS)
-    # Counted from the end: the last record is always there.
+    # Counted from the end, so that the last record is always included.
     keep = sorted(range(len(found.x) - 1, -1, -step))
     made: Description = {"name": name, "slot": slot % 8, "dash": slot // 6}
     made["x"] = [short_number(found.x[i]) for i in keep]
@@ -70,7 +70,7 @@ def series_of(name: str, found: Curve, slot: int) -> Description:
 
 
 def short_number(number: float) -> float:
-    """Six digits, which is more than a plot can show."""
+    """Rounded to six digits, which is more than a plot can show."""
     return float(f"{number:.6g}")
 
 
@@ -86,11 +86,11 @@ def about(line: Description) -> str:
 
 
 def draw_lines(axes: Axes, chart: Description, small: bool = False) -> None:
-    """The lines and bands of a description; a legend where it is not shared with other charts."""
+    """Draws the lines and bands of a description, and a legend unless it is shared."""
     axes.set_title(chart["title"], fontsize=8 if small else 11, loc="left", parse_math=False)
     for series in chart["series"]:
         style = line_style(series["slot"], series["dash"])
-        # One point makes no line; where many lines meet, a mark tells their ends apart.
+        # A single point makes no line; where many lines meet, markers tell their ends apart.
         marks = {"marker": series["mark"], "markevery": [-1]} if "mark" in series else {}
         marks |= {"marker": "o"} if len(series["x"]) == 1 else {}
         axes.plot(
@@ -123,7 +123,7 @@ def shared_legend(
     charts: Sequence[Description],
     where: Literal["outside lower center", "outside upper center"] = "outside lower center",
 ) -> None:
-    """One for all charts of the same methods."""
+    """One legend for all charts of the same methods."""
     handles: dict[str, Artist] = {}
     for axes, chart in zip(figure.axes, charts, strict=False):
         if chart.get("link"):
@@ -137,9 +137,9 @@ def shared_legend(
 
 
 def curves_picture(methods: Mapping[str, Seeds], path: str | Path) -> Path:
-    """Draw how methods went: accuracies and distance over epochs, and accuracy over bytes sent.
+    """Draw curves of methods: accuracies and distance over epochs, and accuracy over bytes sent.
 
-    Lines are means over seeds, bands reach one standard deviation to either side.
+    Lines are means over seeds; bands show one standard deviation either side.
     """
     distance: Description = {"name": "consensus distance", "log": True}
     sent = {**SENT, "log": True}
@@ -156,7 +156,7 @@ def curves_picture(methods: Mapping[str, Seeds], path: str | Path) -> Path:
 def field_picture(partitions: Mapping[str, Mapping[str, Seeds]], path: str | Path) -> Path:
     """Draw many methods on several partitions: accuracy over bytes sent, and over time.
 
-    `partitions` has, for each, what `curves_picture` takes. A row of panels for each partition.
+    `partitions` maps each partition to the input of `curves_picture`. One row of panels for each.
     """
     names = list(dict.fromkeys(name for methods in partitions.values() for name in methods))
     time: Description = {"name": "seconds of training, all agents", "log": True}

@@ -1,4 +1,4 @@
-"""One way to draw a graph: edges as wide as their weights, agents as rings of what they hold.
+"""Drawings of graphs: edges as wide as their weights, agents as rings of their classes.
 
 A page gets the same nodes and edges as a description (``web/src/charts.js``).
 """
@@ -21,11 +21,11 @@ from parley.results.holdings import Counts, checked_counts, names_of
 from parley.results.layout import Positions, layout, nearest
 from parley.results.style import EDGE, INK, NODE, checked_path, colours, every, save, short
 
-# More classes than this are told apart by a colour scale; a list would be longer than the plot.
+# With more classes than this, a colour scale replaces a list that would be longer than the plot.
 LEGEND_CLASSES = 20
-# A number in a circle that is smaller than this, in points, is only a blot.
+# In circles smaller than this, in points, a number is illegible.
 LEGIBLE = 1.5
-# Rounds of a sequence that are drawn.
+# The most rounds of a sequence to draw.
 PANELS = 12
 
 
@@ -37,13 +37,13 @@ class Edge(NamedTuple):
     weight: float
     one_way: bool = False
     paired: bool = False
-    """Whether there is an arrow the other way, too."""
+    """Whether there is also an arrow in the other direction."""
     around: bool = False
-    """Whether it goes around the border of a torus."""
+    """Whether it wraps around the border of a torus."""
 
 
 def edges_of(topology: Topology, positions: Positions) -> list[Edge]:
-    """Arrows where the graph is directed, else one line for both ways with their mean weight."""
+    """Arrows if the graph is directed, otherwise one line per pair with the mean weight."""
     weights = dict(zip(topology.edges, topology.edge_weights.tolist(), strict=True))
     if topology.directed:
         return [Edge(j, i, w, True, (i, j) in weights) for (j, i), w in weights.items()]
@@ -87,7 +87,7 @@ def _draw_edges(
     axes: Axes, positions: Positions, edges: Sequence[Edge], radius: float, points: float
 ) -> None:
     top = max((abs(edge.weight) for edge in edges), default=1.0) or 1.0
-    # Many edges would merge into one blot at full width.
+    # At full width, many edges would merge into a blob.
     messages = sum(1 if edge.one_way else 2 for edge in edges)
     widest = 3.2 * min(1.0, max(0.15, 6 * len(positions) / max(messages, 1)))
     lines, widths = [], []
@@ -105,7 +105,7 @@ def _draw_edges(
             continue
         ends = [(start, end)]
         if edge.around:
-            # A stub at each end, since a line would hide those in between.
+            # A stub at each end, since a full line would hide the agents in between.
             step = 0.62 * (end - start) / np.abs(end - start).max()
             ends = [(start, start - step), (end, end + step)]
         lines += ends
@@ -118,7 +118,7 @@ def _draw_edges(
 def _draw_ring(
     axes: Axes, centre: tuple[float, float], radius: float, counts: Counts, shades: list[str]
 ) -> None:
-    """The classes that an agent holds, from the top clockwise, with room for its number."""
+    """The classes that an agent holds, clockwise from the top, with room for its number."""
     axes.add_patch(Circle(centre, radius, facecolor="white", edgecolor=INK, lw=0.6, zorder=3))
     shares = counts / max(counts.sum(), 1)
     ends = 90 - 360 * np.cumsum(shares)
@@ -150,8 +150,8 @@ def topology_picture(
     room = 0.34 * nearest(positions)
     margin = (1.9 if _is_torus(topology) else 1.35) * room
     extent = high - low + 2 * margin  # [2]
-    # All lengths below are inches: a page that grows until an agent's number can be read in its
-    # circle, though not for ever, and circles that stay small where there is room for more.
+    # All lengths below are in inches: the page grows, up to a limit, until an agent's number is
+    # legible in its circle; circles stay small even if there is room for larger ones.
     scale = float(np.clip(0.22 / room, 4.5 / extent.max(), 12.0 / extent.max()))
     scale = min(scale, 1.1 / nearest(positions))
     radius = min(room, (0.24 if counts is None else 0.34) / scale)
@@ -186,7 +186,7 @@ def topology_picture(
 
 
 def _rounds_figure(topology: Topology) -> Figure:
-    """A small graph for each round, all agents in the same places."""
+    """A small graph for each round, with agents in the same places."""
     positions = layout(topology)
     shown = topology.phases[:PANELS]
     columns = min(len(shown), 4)
@@ -214,13 +214,13 @@ def _rounds_figure(topology: Topology) -> Figure:
     what = (
         f"exact mean after {exact} rounds"
         if exact
-        else f"gap of a period {topology.spectral_gap:.3g}"
+        else f"spectral gap of a period {topology.spectral_gap:.3g}"
     )
     figure.text(
         0.5,
         1 - 0.12 / height,
         f"{short(topology.name, 40)}, {topology.agents} agents, period {topology.period}\n{what}"
-        + f"; {more} further rounds not drawn" * (more > 0),
+        + f"; {more} more rounds not drawn" * (more > 0),
         ha="center", va="top", fontsize=11, parse_math=False,
     )  # fmt: skip
     return figure
@@ -259,7 +259,7 @@ def describe_graph(
     held: npt.NDArray[np.int64] | None = None,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The graph as a page draws it."""
+    """The graph as a description for a page."""
     positions = layout(topology)
     nodes = []
     for agent, (x, y) in enumerate(positions.tolist()):
@@ -297,7 +297,7 @@ def _holdings_in_words(held: npt.NDArray[np.int64]) -> str:
 
 
 def draw_described(axes: Axes, chart: dict[str, Any], inches: float = 4.0) -> None:
-    """What `describe_graph` says, on axes that are about so wide and high."""
+    """Draws the output of `describe_graph` on axes about `inches` wide and high."""
     positions = np.array([[node["x"], node["y"]] for node in chart["nodes"]])
     span = float(np.ptp(positions, axis=0).max()) if len(positions) > 1 else 1.0
     radius = min(0.31 * nearest(positions), 0.09 * max(span, 1.0))

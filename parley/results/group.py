@@ -16,19 +16,19 @@ NOT_COMPARED = {*HOW, "seed"}
 """Fields in which runs of one group may differ."""
 
 Take = Callable[[Record], float | None]
-"""Takes a number out of a record, if it is there."""
+"""Extracts a number from a record, if it is there."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one experiment that differ in their seed only."""
+    """Runs of one experiment that differ only in their seed."""
 
     label: str
     runs: Sequence[RecordedRun]
     experiment: Experiment | None = None
-    """Of the first run; None where this version does not understand it."""
+    """Of the first run; None if this version does not understand it."""
     note: str = ""
-    """Why it does not."""
+    """The reason, if it does not."""
 
     @property
     def first(self) -> RecordedRun:
@@ -42,10 +42,10 @@ class Group:
 
 
 def group_seeds(runs: Sequence[RecordedRun]) -> list[Group]:
-    """Runs that differ in their seed only as one group, plain algorithms before involved ones.
+    """Groups runs that differ only in their seed, simple algorithms before involved ones.
 
-    Groups are called by their algorithm, and where that is not enough also by the options in
-    which they differ.
+    Groups are named after their algorithm and, if that is not enough, the options in which they
+    differ.
     """
     groups: dict[str, list[RecordedRun]] = {}
     found: dict[str, Experiment | None] = {}
@@ -73,7 +73,7 @@ def _understood(run: RecordedRun) -> tuple[Experiment | None, str]:
     try:
         return Experiment.of(**run.options), ""
     except ParleyError as error:
-        return None, f"{EXPERIMENT} is not understood by this version: {error}"
+        return None, f"this version does not understand {EXPERIMENT}: {error}"
 
 
 def _place(experiment: Experiment | None) -> int:
@@ -93,7 +93,7 @@ def _labels(runs: Sequence[RecordedRun], experiments: Sequence[Experiment | None
         others = [other for its, other in zip(names, flat, strict=True) if its == name]
         differing = [k for k in mine if any(mine[k] != other.get(k) for other in others)]
         labels.append(" ".join([name, *(f"{k}={mine[k]}" for k in differing)]))
-    # Experiments that are not understood may share a folder's name.
+    # Experiments that this version does not understand may share a folder name.
     return [
         f"{label} ({run.path})" if labels.count(label) > 1 else label
         for label, run in zip(labels, runs, strict=True)
@@ -115,18 +115,18 @@ class Curve:
     x: list[float]
     mean: list[float]
     low: list[float] | None
-    """None where there is one seed only."""
+    """None if there is only one seed."""
     high: list[float] | None
     seeds: list[int]
-    """How many seeds have come this far, at each point."""
+    """How many seeds reached each point."""
 
 
 def curve(
     seeds: Iterable[Sequence[Record]], vertical: Take, horizontal: Take | None = None
 ) -> Curve | None:
-    """The mean of several runs' records, or None where no record has it.
+    """The mean over several runs' records, or None if no record has the field.
 
-    Seeds are averaged epoch by epoch over those that have come this far.
+    Each epoch is averaged over the seeds that reached it.
     """
     points: dict[float, list[tuple[float, float]]] = {}
     for records in seeds:
@@ -151,7 +151,7 @@ def curve(
 
 
 def field_of(name: str, factor: float = 1.0) -> Take:
-    """Takes a field out of a record, for `curve`.
+    """Extracts a field from a record, for `curve`.
 
     >>> field_of("accuracy_own", 100)({"accuracy_own": 0.5})
     50.0

@@ -1,4 +1,4 @@
-"""A picture of who holds what."""
+"""A picture of how the classes are distributed over agents."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ Counts = npt.NDArray[np.float64]  # [N, classes]
 def partition_picture(
     holdings: npt.ArrayLike, path: str | Path, class_names: Sequence[str] | None = None
 ) -> Path:
-    """Draw who holds what: a bubble per agent and class, its area the number of examples.
+    """Draw the class distribution: one bubble per agent and class, its area the number of examples.
 
-    Bars at the right show how many examples each agent holds in all.
+    Bars on the right show how many examples each agent holds in total.
     """
     out = checked_path(path)
     counts = checked_counts(holdings)
     n, classes = counts.shape
     names = names_of(class_names, classes)
-    # Inches. Cells shrink as they become many, until a page is full; then the page grows.
+    # In inches. Cells shrink as their number grows, down to a limit; then the page grows.
     across, down = (float(np.clip(11.0 / k, 0.11, 0.4)) for k in (classes, n))
     panel = np.array([classes * across, n * down])
     longest = min(max(map(len, names)), 24)
@@ -65,7 +65,7 @@ def partition_picture(
         axes.grid(color=THEME["line"], lw=0.6, zorder=0)
         for spine in axes.spines.values():
             spine.set_visible(False)
-    title = f"Who holds what: the largest bubble is {largest:g} examples"
+    title = f"Class distribution; the largest bubble is {largest:g} examples"
     figure.text(0.5, 1 - 0.15 / size[1], title, ha="center", va="top", fontsize=10)
     return save(figure, out)
 
@@ -73,7 +73,7 @@ def partition_picture(
 def _ticks(
     axes: Axes, which: str, names: list[str] | None, n: int, cell: float, upright: bool
 ) -> None:
-    """Every row's number while there is room, else every fifth, tenth, ...; names all."""
+    """Labels every row while there is room, otherwise every fifth, tenth, ...; names always."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if names is None:
         axis.set_ticks(every(n, int(n * cell / (0.22 if which == "x" else 0.15))))
@@ -87,7 +87,7 @@ def _ticks(
 
 
 def names_of(class_names: Sequence[str] | None, classes: int) -> list[str]:
-    """The names given, one per class, or the numbers of the classes."""
+    """The given names, one per class, or the classes' numbers."""
     if class_names is None:
         return [str(k) for k in range(classes)]
     if len(class_names) != classes:
@@ -96,7 +96,7 @@ def names_of(class_names: Sequence[str] | None, classes: int) -> list[str]:
 
 
 def checked_counts(holdings: npt.ArrayLike, agents: int | None = None) -> Counts:
-    """The counts as an array, if they can be such."""
+    """The counts as a validated array."""
     counts = np.asarray(holdings, dtype=np.float64)
     rows = "agents" if agents is None else str(agents)
     if counts.ndim != 2 or 0 in counts.shape or agents not in (None, len(counts)):

@@ -1,4 +1,4 @@
-"""The graph of a recorded run, and where agents are drawn: the shape that its kind is known by."""
+"""The graph of a recorded run, and the layout: each kind of graph in its familiar shape."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +18,9 @@ SPRINGS = 400
 
 
 def recorded_graph(options: Mapping[str, Any], agents: Mapping[str, Any] | None) -> Topology:
-    """The graph that a run recorded (``agents.json``), else the one that its options name.
+    """The graph that a run recorded (``agents.json``), or else the one its options name.
 
-    Raises `ParleyError` with the reason where neither is known.
+    Raises `ParleyError` with the reason if neither is known.
     """
     if agents is not None:
         try:
@@ -30,13 +30,15 @@ def recorded_graph(options: Mapping[str, Any], agents: Mapping[str, Any] | None)
             if len(made) == options["agents"]:
                 return from_graph(made, name=str(agents["topology"]))
         except (KeyError, TypeError, ValueError, ParleyError):
-            pass  # damaged: as if it were not there
+            pass  # damaged: treated as missing
     spec, count = options.get("topology"), options.get("agents")
     if not isinstance(spec, str) or not isinstance(count, int):
         raise ParleyError("its experiment cannot be read")
     if "file:" in spec or "schedule:" in spec:
-        # A run may come from elsewhere, and name any file of this machine.
-        raise BadValue("topology", spec, "a graph by its name", "its file is not read")
+        # A run may come from elsewhere and name any file on this machine.
+        raise BadValue(
+            "topology", spec, "a graph by name", "graph files named in a run are not opened"
+        )
     return parse(spec, count, str(options.get("weights", "auto")), int(options.get("seed", 0)))
 
 
@@ -73,14 +75,14 @@ def layout(topology: Topology) -> Positions:
 
 
 def circle(n: int) -> Positions:
-    """Clockwise from the top; apart from each other by 1, however many."""
+    """Clockwise from the top, at distance 1 from each other."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(n) / max(n, 1)
     radius = 0.5 / np.sin(np.pi / max(n, 3)) if n > 1 else 0.0
     return radius * np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _snake(n: int) -> Positions:
-    """A line, which turns at the margin when it is long."""
+    """A line that turns at the margin if it is long."""
     width = n if n <= 10 else int(np.ceil(np.sqrt(2 * n)))
     row, step = np.divmod(np.arange(n), width)
     column = np.where(row % 2, width - 1 - step, step)
@@ -88,7 +90,7 @@ def _snake(n: int) -> Positions:
 
 
 def _tree(n: int, children: int) -> Positions:
-    """Generation below generation, everyone in the middle above its children."""
+    """One level below another, with each agent centred above its children."""
     places = np.zeros((n, 2))
     leaves = 0
     below: list[list[int]] = [[] for _ in range(n)]
@@ -109,7 +111,7 @@ def _tree(n: int, children: int) -> Positions:
 
 
 def _cube(n: int) -> Positions:
-    """One direction per binary digit; after three, copies of the cube side by side."""
+    """One direction per bit; after three, copies of the cube side by side."""
     directions = [(1.0, 0.0), (0.0, 1.0), (0.42, 0.36), (2.1, -0.55), (-0.55, 2.6)]
     while 2 ** len(directions) < n:
         directions.append((2.2 * directions[-2][0], 2.2 * directions[-2][1]))
@@ -119,7 +121,7 @@ def _cube(n: int) -> Positions:
 
 
 def _any(topology: Topology) -> Positions:
-    """Springs between all pairs, from a circle: short paths become short distances."""
+    """Springs between all pairs, starting from a circle: short paths become short distances."""
     graph = nx.Graph(topology.graph)
     places = nx.kamada_kawai_layout(graph, weight=None)
     positions = np.array([places[i] for i in range(topology.agents)])
@@ -129,7 +131,7 @@ def _any(topology: Topology) -> Positions:
 
 
 def _apart(positions: Positions) -> Positions:
-    """Push agents that lie on top of each other apart, to a distance of about 0.8."""
+    """Moves overlapping agents apart, to a distance of about 0.8."""
     for _ in range(200):
         delta = positions[:, None] - positions[None]
         distance = np.hypot(delta[..., 0], delta[..., 1]) + np.eye(len(positions)) * 9

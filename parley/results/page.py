@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no server."""
+"""The report as one self-contained HTML file: no network, no server."""
 
 import json
 import statistics
@@ -18,12 +18,12 @@ from parley.results.table import Table, mean_and_spread
 from parley.training.record import sent_megabytes, value
 from parley.version import __version__
 
-# Nothing may be loaded from anywhere, whatever stands in the data.
+# Nothing may be loaded from anywhere, whatever the data contain.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 
 
 def web_file(name: str) -> str:
-    """A built file of web/, as it lies in the package."""
+    """A built file from web/, as shipped in the package."""
     return resources.files("parley").joinpath("web", name).read_text(encoding="utf-8")
 
 
@@ -40,15 +40,15 @@ class Published(Protocol):
 
     @property
     def remark(self) -> str:
-        """In what the run differs from the paper's."""
+        """How the run differs from the paper's."""
 
 
 LookUp = Callable[[Experiment], Published | None]
-"""Finds what a paper reports for an experiment, if it does."""
+"""Looks up what a paper reports for an experiment, if anything."""
 
 
 def page(groups: Sequence[Group], when: date | None = None, published: LookUp | None = None) -> str:
-    """The whole report; `published` finds a paper's figures to show beside ours."""
+    """The whole report; `published` looks up a paper's figures to show next to ours."""
     made = sections(groups)
     charts: list[Description] = []
     title = heading(groups)
@@ -61,7 +61,7 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         *(_section(section, charts) for section in made),
         _origin(groups, when or date.today()),
     ]
-    # A "<" in a name must not end the script.
+    # A "<" in a name must not close the script.
     data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")
     return (
         "<!doctype html>\n"
@@ -80,7 +80,7 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
 
 
 def heading(groups: Sequence[Group]) -> str:
-    """What the report is about, in a line."""
+    """What the report is about, in one line."""
     data = _shared(groups, "data")
     what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
     return f"{what} on {Path(str(data)).name}" if data else what
@@ -90,7 +90,7 @@ SETTINGS = ("agents", "topology", "partition", "model", "epochs", "batch", "lr")
 
 
 def settings(groups: Sequence[Group]) -> str:
-    """What all runs have in common, in a line."""
+    """What all runs have in common, in one line."""
     said = []
     for name in SETTINGS:
         found = _shared(groups, name)
@@ -106,7 +106,7 @@ def settings(groups: Sequence[Group]) -> str:
 
 
 def _shared(groups: Sequence[Group], name: str) -> Any:
-    """The value of an option, if all runs have the same."""
+    """The value of an option if all runs share it."""
     found = {json.dumps(run.options.get(name)) for group in groups for run in group.runs}
     return json.loads(found.pop()) if len(found) == 1 else None
 
@@ -159,7 +159,7 @@ COLUMNS: tuple[tuple[str, Take, str, str], ...] = (
 
 
 def _results(groups: Sequence[Group], published: LookUp) -> str:
-    """The table of the last records, with a paper's figures where there are any."""
+    """The table of the last records, with a paper's figures if there are any."""
     cells = [published(g.experiment) if g.experiment else None for g in groups]
     headings = ["", "seeds", *(name for name, *_ in COLUMNS)]
     if any(cells):
@@ -175,7 +175,7 @@ def _results(groups: Sequence[Group], published: LookUp) -> str:
         text += " The paper's figures (three seeds) are accuracies after gossip."
     unfinished = sum(run.summary is None for group in groups for run in group.runs)
     if unfinished:
-        text += f" {unfinished} of the runs {'is' if unfinished == 1 else 'are'} not complete."
+        text += f" {unfinished} run{' is' if unfinished == 1 else 's are'} not complete."
     partial = [
         f"{run.path} ({some} of {some + absent})"
         for group in groups
@@ -184,7 +184,7 @@ def _results(groups: Sequence[Group], published: LookUp) -> str:
     ]
     if partial:
         text += (
-            " Not comparable with the others, since hosts were absent with their test samples: "
+            " Not comparable with the others because hosts, and their test samples, were absent: "
             f"{', '.join(partial)}."
         )
     return (
@@ -220,7 +220,7 @@ def _origin(groups: Sequence[Group], when: date) -> str:
         parts.append(f'<pre tabindex="0"><code>{escape(chr(10).join(commands))}</code></pre>')
     else:
         parts.append(
-            '<p class="faint">The command was not recorded: the runs were made by an older '
+            '<p class="faint">The command was not recorded because the runs were made by an older '
             "version. Each folder's experiment.toml repeats its run.</p>"
         )
     machines: list[tuple[dict[str, Any], list[RecordedRun]]] = []

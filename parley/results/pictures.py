@@ -1,4 +1,4 @@
-"""The report's plots as PNG and SVG: the same descriptions as on the page, drawn by matplotlib."""
+"""The report's plots as PNG and SVG: the same as on the page, drawn by matplotlib."""
 
 import io
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ ENDINGS = ("png", "svg")
 
 
 class Picture:
-    """A figure that a notebook shows by itself, and that can be saved."""
+    """A figure that notebooks display and that can be saved."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure
 
     def save(self, path: str | Path) -> Path:
-        """Writes it; the ending says which kind: png, svg or pdf."""
+        """Saves it; the suffix decides the format: png, svg or pdf."""
         return save(self.figure, checked_path(path))
 
     def _repr_png_(self) -> bytes:
@@ -73,7 +73,7 @@ def overview(groups: Sequence[Group], made: Sequence[Section] | None = None) -> 
     rows = -(-len(charts) // columns) or 1
     figure = Figure(figsize=(4.9 * columns, 3.8 * rows + 0.9), layout="constrained")
     tall = figure.get_figheight()
-    # What is left above is for two lines of title.
+    # Leaves space at the top for two lines of title.
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - 0.8 / tall))
     bold = {"fontsize": 14, "fontweight": "bold"}
     small = {"fontsize": 9.5, "color": THEME["faint"]}

@@ -1,7 +1,7 @@
-"""Finding run folders and reading them for people: what is damaged is skipped, with a note.
+"""Finding run folders and reading them for display: damaged parts are skipped, with a note.
 
 `RunFolder.records` refuses a damaged file, since resuming must not lose a record; here a page with
-a gap and a note is better than none. Nothing here needs torch: the dashboard reads runs, too.
+a gap and a note is better than none. Nothing here needs torch, since the dashboard uses it too.
 """
 
 import json
@@ -18,16 +18,16 @@ from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECO
 from parley.training.record import Record, latest_by_epoch, parse_records
 
 DEPTH = 8
-"""Levels of folders below the one given in which runs are looked for."""
+"""How many levels of folders below the given one are searched for runs."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run as its folder tells it, finished or not."""
+    """One run as read from its folder, finished or not."""
 
     path: Path
     options: dict[str, Any]
-    """The fields of ``experiment.toml`` as they stand there; empty if it cannot be read."""
+    """The fields of ``experiment.toml`` as written; empty if it cannot be read."""
     environment: dict[str, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     summary: dict[str, Any] | None = None
@@ -37,11 +37,11 @@ class RecordedRun:
     confusion: dict[str, Any] | None = None
     """Of the best and the worst agent (``confusion.json``), once the run is complete."""
     notes: list[str] = field(default_factory=list)
-    """What was damaged or missing, for the page to say."""
+    """What was damaged or missing, to show on the page."""
 
     @property
     def seed(self) -> int:
-        """0 where it is not known."""
+        """The seed; 0 if unknown."""
         seed = self.options.get("seed", 0)
         return seed if isinstance(seed, int) else 0
 
@@ -52,7 +52,7 @@ class RecordedRun:
 
 
 def label(options: dict[str, Any], *files: dict[str, Any] | None) -> str:
-    """The algorithm's label that a run wrote into one of its files, else the algorithm's name.
+    """The algorithm's label from one of the run's files, or else the algorithm's name.
 
     >>> label({"algorithm": {"name": "ngc"}}, {}), label({}, None, {"label": "NGC"}), label({})
     ('ngc', 'NGC', '')
@@ -65,14 +65,14 @@ def label(options: dict[str, Any], *files: dict[str, Any] | None) -> str:
 
 
 def is_run(path: Path) -> bool:
-    """Whether the folder is that of one run."""
+    """Whether this is the folder of a run."""
     return (path / EXPERIMENT).is_file() or (path / RECORDS).is_file()
 
 
 def walk(root: Path, depth: int = DEPTH) -> Iterator[Path | None]:
     """Every run at or below a folder, in order, and None for every other folder on the way.
 
-    Hidden folders and symbolic links are not followed; what is inside a run is the run's own.
+    Hidden folders and symbolic links are skipped, and run folders are not searched for more runs.
     """
     below = [(root, 0)]
     while below:
@@ -94,26 +94,26 @@ def walk(root: Path, depth: int = DEPTH) -> Iterator[Path | None]:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The folder itself if it is a run, else all runs below it: of a comparison, of ``runs/``."""
+    """The folder itself if it is a run, or else all runs below it, as in a comparison."""
     if not path.exists():
-        raise BadValue("run", str(path), "the folder of a run", "there is none")
+        raise BadValue("run", str(path), "the folder of a run", "it does not exist")
     if not path.is_dir():
         raise BadValue("run", str(path), "the folder of a run", "it is a file")
     found = [run for run in walk(path) if run is not None]
     if not found:
-        because = f"neither it nor a folder in it has {EXPERIMENT}"
+        because = f"neither it nor any folder in it has {EXPERIMENT}"
         raise BadValue("run", str(path), "the folder of a run or of a comparison", because)
     return found
 
 
 def read_all(paths: Iterable[Path]) -> list[RecordedRun]:
-    """All runs at and below these folders, each once."""
+    """All runs in and below these folders, each once."""
     found = dict.fromkeys(p for path in paths for p in find_runs(path))
     return [read_run(path) for path in found]
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Everything that the folder of a run tells; raises only if it is no such folder."""
+    """Everything in the folder of a run; raises only if it is not the folder of a run."""
     if not is_run(path):
         raise BadValue("run", str(path), "the folder of a run", f"it has no {EXPERIMENT}")
     notes: list[str] = []

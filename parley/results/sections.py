@@ -1,4 +1,4 @@
-"""What a report shows, as plain descriptions: the page and the pictures draw the same ones.
+"""The contents of a report as plain descriptions that both the page and the pictures draw.
 
 A description is a dictionary that becomes JSON; ``web/src/charts.js`` says what it may hold.
 """
@@ -32,17 +32,17 @@ ACCURACIES = {
     "accuracy_after_gossip": "after gossip",
 }
 SMALL_MULTIPLES = 36
-"""Agents up to which each has a plot of its own; more are rows of a heat map."""
+"""Up to this many agents each get their own plot; more become rows of a heat map."""
 PLACED = 300
-"""Agents up to which a graph is drawn."""
+"""The most agents for which a graph is drawn."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One heading of the report: charts, or the reason why there are none."""
+    """One section of the report: charts, or the reason why there are none."""
 
     name: str
-    """Of its picture files, and its anchor."""
+    """The name of its picture files and its anchor."""
     title: str
     text: str = ""
     charts: list[Description] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Section:
 def sections(groups: Sequence[Group]) -> list[Section]:
     """All sections with charts, in the order of the page."""
     several = any(len(group.runs) > 1 for group in groups)
-    band = " Bands reach one standard deviation over seeds to either side." if several else ""
+    band = " Bands show one standard deviation over seeds." if several else ""
     return [
         graph_section(groups),
         accuracy_section(groups, band),
@@ -95,18 +95,18 @@ def _curves(
 ) -> Section:
     found = [_lines(head, groups, take, {"name": y, **more}) for head, y, take, more in wanted]
     charts = [chart for chart in found if chart is not None]
-    missing = "" if charts else _no_records(groups) or "The records do not include it."
+    missing = "" if charts else _no_records(groups) or "The records do not contain it."
     lacking = _lacking(groups, [take for _, _, take, _ in wanted])
     return Section(name, title, f"{text} {lacking}".strip(), charts, missing)
 
 
 def _no_records(groups: Sequence[Group]) -> str:
     empty = not any(run.records for group in groups for run in group.runs)
-    return "There is no record yet." if empty else ""
+    return "There are no records yet." if empty else ""
 
 
 def _lacking(groups: Sequence[Group], takes: Sequence[Take]) -> str:
-    """Which methods have no such field, where others have."""
+    """Which methods lack a field that others have."""
     without = [g.label for g in groups if not any(curve(g.seeds, take) for take in takes)]
     if not without or len(without) == len(groups):
         return ""
@@ -114,10 +114,10 @@ def _lacking(groups: Sequence[Group], takes: Sequence[Take]) -> str:
 
 
 def accuracy_section(groups: Sequence[Group], band: str) -> Section:
-    """One chart for each of the three accuracies; of a single method, all three in one."""
+    """One chart for each of the three accuracies; for a single method, all three in one."""
     text = (
-        "Of the average of all models, of the agents' own models (mean over agents), and of these "
-        f"after further gossip rounds without training.{band}"
+        "Of the average of all models, of the agents' own models (mean over agents), and of the "
+        f"latter after further gossip rounds without training.{band}"
     )
     charts = []
     if len(groups) == 1:
@@ -136,7 +136,7 @@ def accuracy_section(groups: Sequence[Group], band: str) -> Section:
             }  # fmt: skip
             charts = [chart | {"about": about(chart)}]
             if any(s.get("spread") for s in series):
-                text += " The band reaches from the worst agent's model to the best one's."
+                text += " The band spans the range from the worst agent's model to the best."
     else:
         titles = {
             "accuracy_mean_model": "Averaged model",
@@ -160,7 +160,7 @@ def _worst_to_best(group: Group) -> Description:
 
 
 def bias_section(groups: Sequence[Group], band: str) -> Section:
-    """ε and ω, where they were asked for."""
+    """ε and ω, if they were recorded."""
     made = _curves(
         "bias", "Bias terms ε and ω",
         "Norms of how much a gradient changes with the neighbour's model (ε) and with the "
@@ -169,36 +169,36 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
         [("ε, model variance", "norm of ε", field_of("epsilon_norm"), {}),
          ("ω, data variance", "norm of ω", field_of("omega_norm"), {})],
     )  # fmt: skip
-    if made.charts or made.missing.startswith("There is no record"):
+    if made.charts or made.missing.startswith("There are no records"):
         return made
-    missing = "Not recorded: give a run --bias-norms run (or printed) to measure ε and ω."
+    missing = "Not recorded: use --bias-norms run (or printed) to measure ε and ω."
     return Section(made.name, made.title, made.text, [], missing)
 
 
 def bytes_section(groups: Sequence[Group], band: str) -> Section:
-    """What accuracy costs in messages."""
+    """Accuracy against bytes sent."""
     x = dict(SENT)
     ends = [m for g in groups for r in g.runs if (m := sent_megabytes(r.last))]
     if ends and max(ends) > 4 * min(ends):
-        x["log"] = True  # one bit per parameter beside 32: a linear axis would hide it
+        x["log"] = True  # a linear axis would hide 1 bit per parameter next to 32
     charts = _accuracies_by("by MB sent", groups, sent_megabytes, x)
     if charts and not any(v > 0 for s in charts[0]["series"] for v in s["x"]):
         return Section("bytes", "Accuracy by MB sent", missing="Nothing was sent.")
     missing = "" if charts else _no_records(groups) or "The records do not count bytes."
-    text = f"Bytes are counted as sent, headers included, models and cross-gradients.{band}"
+    text = f"All bytes sent are counted: models, cross-gradients and headers.{band}"
     return Section("bytes", "Accuracy by MB sent", text, charts, missing)
 
 
 def network_section(groups: Sequence[Group], band: str) -> list[Section]:
-    """What accuracy costs in time on the network that was simulated, if one was."""
+    """Accuracy against time on the simulated network, if there was one."""
     x: Description = {"name": "seconds on the simulated network", "unit": "s"}
     take = field_of("seconds_network")
     charts = _accuracies_by("by time on the network", groups, take, x)
     if not charts:
         return []
     text = (
-        "When the slowest agent would have got there on the network of --links: computing, bytes "
-        f"over bandwidth, delays and losses.{band} {_lacking(groups, [take])}"
+        "The time the slowest agent would have needed on the network given by --links: "
+        f"computation, bytes over bandwidth, delays and losses.{band} {_lacking(groups, [take])}"
     )
     return [Section("network", "Accuracy over time on a network", text.strip(), charts)]
 
@@ -209,7 +209,7 @@ def _accuracies_by(
     horizontal: Take,
     x: Description,
 ) -> list[Description]:
-    """Two accuracies over something that they cost."""
+    """Two accuracies against a cost."""
     wanted = (
         (f"Averaged model, {what}", "accuracy_mean_model"),
         (f"Agents' models after gossip, {what}", "accuracy_after_gossip"),
@@ -228,11 +228,11 @@ def _of_agent(agent: int) -> Take:
 
 
 def agents_section(groups: Sequence[Group]) -> Section:
-    """A small chart for every agent, or where there are many a heat map for every method."""
+    """A small chart for every agent or, if there are many, a heat map for every method."""
     title, name = "Each agent", "agents"
     agents = max((len(_each(r.last)) for g in groups for r in g.runs), default=0)
     if not agents:
-        reason = _no_records(groups) or "The records have no accuracies of single agents."
+        reason = _no_records(groups) or "The records have no per-agent accuracies."
         return Section(name, title, missing=reason)
     if agents > SMALL_MULTIPLES:
         maps = [_agents_map(group) for group in groups]
@@ -247,7 +247,7 @@ def agents_section(groups: Sequence[Group]) -> Section:
     values = [v for c in charts for s in c["series"] for v in (*s["y"], *s.get("high", ()))]
     top = min(100.0, max(values) * 1.05)
     for chart in charts:
-        # The same scale everywhere, or the eye compares what it should not.
+        # The same scale everywhere, so that charts can be compared at a glance.
         chart["y"] = {**y, "min": 0, "max": float(f"{top:.3g}")}
         chart["about"] = about({**chart, "y": {"name": "test accuracy", "unit": "%"}})
     text = "Test accuracy of each agent's own model, %, over epochs; the same test samples for all."
@@ -299,12 +299,12 @@ def confusion_section(groups: Sequence[Group]) -> Section:
         reason = (
             "The runs were made by a version that did not record them; run them again to get them."
             if done
-            else "They are recorded when a run is complete."
+            else "They are recorded once a run is complete."
         )
         return Section(name, title, missing=reason)
     text = (
-        "Of the test samples of each class (row), the percentage that the agent's model predicts "
-        "to be of each class (column): the worst and the best agent at the end"
+        "For each true class (row), the percentage of test samples that the agent's model assigns "
+        "to each class (column): the worst and the best agent at the end"
         f"{', of the first seed' * any(len(g.runs) > 1 for g in groups)}."
     )
     return Section(name, title, text, charts)
@@ -327,7 +327,7 @@ def _confusion_chart(
     return {
         "kind": "heat",
         "title": title,
-        "about": f"Confusion matrix. {title} of the test samples correct.",
+        "about": f"Confusion matrix. {title} of test samples correct.",
         "x": {"name": "predicted class", "names": answers[: counts.shape[1]]},
         "y": {"name": "true class", "names": classes},
         "values": [[round(v, 1) for v in row] for row in shares.tolist()],
@@ -338,7 +338,7 @@ def _confusion_chart(
 
 
 def graph_section(groups: Sequence[Group]) -> Section:
-    """The graph, and the classes that each agent holds; once for each graph and partition."""
+    """The graph and each agent's classes, once per graph and partition."""
     title, name = "Graph and class distribution", "graph"
     charts: list[Description] = []
     reasons = []
@@ -354,27 +354,29 @@ def graph_section(groups: Sequence[Group]) -> Section:
             seen[key] = len(charts)
             charts.append(made)
     if not charts:
-        return Section(name, title, missing=" ".join(dict.fromkeys(reasons)) or "No run is known.")
-    text = "Each agent is a ring of the classes that it holds; edges are as wide as their weights."
+        return Section(
+            name, title, missing=" ".join(dict.fromkeys(reasons)) or "There are no runs."
+        )
+    text = "Each agent is a ring of the classes it holds; edges are as wide as their weights."
     if not any(chart.get("classes") for chart in charts):
         text = (
-            "Edges are as wide as their weights. The classes of each agent were not recorded: "
-            "the runs were made by an older version."
+            "Edges are as wide as their weights. The classes of each agent were not recorded "
+            "because the runs were made by an older version."
         )
     return Section(name, title, text, charts)
 
 
 def graph_chart(run: RecordedRun) -> Description:
-    """The graph of a run; raises `ParleyError` with the reason where it cannot be drawn."""
+    """The graph of a run; raises `ParleyError` with the reason if it cannot be drawn."""
     graph = recorded_graph(run.options, run.agents)
     if graph.agents > PLACED:
-        raise ParleyError(f"a graph of {graph.agents} agents is too large to be drawn")
+        raise ParleyError(f"a graph of {graph.agents} agents is too large to draw")
     held, classes = _held(run.agents or {}, graph.agents)
     return describe_graph(graph, str(run.options.get("partition", "")), held, classes)
 
 
 def _held(agents: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
-    """Samples of each class at each agent, and the classes' names; None where not recorded."""
+    """The number of samples per agent and class, and the classes' names; None if not recorded."""
     try:
         held = np.array(agents["held"], dtype=np.int64)
         classes = [str(name) for name in agents["classes"]]

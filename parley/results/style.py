@@ -1,4 +1,4 @@
-"""How pictures look, and how they are written: colours, axes, names, files.
+"""How pictures look and how they are saved: colours, axes, names, files.
 
 Figures are made without pyplot, so drawing neither needs a display nor touches global state,
 and the same input gives the same file.
@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 from parley.errors import BadValue
 
-# The same colours as on the pages. For classes Paul Tol's "muted" scheme, distinct for readers with
-# any common colour blindness; those of lines are tested to be.
+# The same colours as on the pages. Classes use Paul Tol's "muted" scheme, which is distinct for
+# readers with any common colour blindness; a test checks the same for lines.
 THEME: dict[str, Any] = json.loads(
     resources.files("parley").joinpath("web", "palette.json").read_text(encoding="utf-8")
 )["light"]
@@ -29,7 +29,7 @@ ENDINGS = ("png", "svg", "pdf")
 
 
 def line_style(slot: int, dash: int) -> dict[str, Any]:
-    """How the curve of a method is drawn: the first six differ by colour, further ones by dashes.
+    """How a method's curve is drawn: the first six differ in colour, further ones in dashes.
 
     >>> line_style(6, 1) == {"color": LINES[6], "ls": "--"}
     True
@@ -38,7 +38,7 @@ def line_style(slot: int, dash: int) -> dict[str, Any]:
 
 
 def plain_axes(axes: Axes) -> None:
-    """A light grid, and no frame above and at the right."""
+    """A light grid, and no frame at the top and right."""
     axes.grid(color=THEME["line"], linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -51,7 +51,7 @@ def plain_numbers(axis: Axis) -> None:
 
 
 def colours(classes: int) -> list[str]:
-    """As many colours as classes: ten that all readers can tell apart, else a graded scale.
+    """One colour per class: up to ten that all readers can tell apart, or else a graded scale.
 
     >>> colours(2)
     ['#332288', '#88CCEE']
@@ -75,12 +75,12 @@ def every(n: int, room: int) -> list[int]:
 
 
 def short(name: str, length: int = 24) -> str:
-    """A name of at most so many characters."""
+    """A name shortened to at most `length` characters."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def checked_path(path: str | Path) -> Path:
-    """The path, if its ending is one of those that can be drawn."""
+    """The path, if its suffix is a format that can be written."""
     out = Path(path)
     if out.suffix.lower().lstrip(".") not in ENDINGS:
         raise BadValue(
@@ -90,10 +90,10 @@ def checked_path(path: str | Path) -> Path:
 
 
 def save(figure: Figure, out: Path) -> Path:
-    """Writes the figure; the same one gives the same file."""
+    """Saves the figure; the same figure always gives the same file."""
     out.parent.mkdir(parents=True, exist_ok=True)
     ending = out.suffix.lower().lstrip(".")
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(ending)
-    with mpl.rc_context({"svg.hashsalt": "parley"}):  # else every svg has other ids
+    with mpl.rc_context({"svg.hashsalt": "parley"}):  # otherwise every SVG would have different IDs
         figure.savefig(out, format=ending, dpi=150, metadata=undated)
     return out

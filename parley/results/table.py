@@ -1,4 +1,4 @@
-"""One table: for a terminal, for a Markdown document, for a page."""
+"""A table for a terminal, a Markdown document or a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ class Table:
     """
 
     headings: Sequence[str]
-    """A line break in a heading is kept in terminals, where columns are narrow. Where all are empty
-    a terminal shows none."""
+    """Line breaks in headings are kept in terminals, where columns are narrow. If all headings are
+    empty, a terminal shows none."""
     rows: Sequence[Sequence[str]]
     words: frozenset[int] = frozenset({0})
-    """Columns of text, at the left, which may take several lines in a terminal. The others hold
-    figures, at the right and never broken."""
+    """Columns of text on the left, which may wrap in a terminal. The others hold figures, which are
+    right-aligned and never wrap."""
     title: str = ""
     notes: str = ""
     """Shown below the table in a terminal."""
 
     def terminal(self) -> RichTable:
-        """For `rich`; narrow, so that nine columns of figures fit into 80 characters."""
+        """For `rich`; narrow enough that nine columns of figures fit into 80 characters."""
         shown = RichTable(
             title=Text(self.title) if self.title else None,
             caption=Text(self.notes) if self.notes else None,
@@ -52,13 +52,13 @@ class Table:
         return shown
 
     def markdown(self) -> str:
-        """For a document, without title and notes."""
+        """For a document, without the title and notes."""
         rule = ["---" if number in self.words else "---:" for number in range(len(self.headings))]
         lines = [self._one_line(), rule, *self.rows]
         return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
 
     def html(self, label: str) -> str:
-        """For a page: the first cell of a row is its heading; wide tables scroll."""
+        """For a page: the first cell of each row is its heading; wide tables scroll."""
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self._one_line())
         body = "".join(
             f'<tr><th scope="row">{escape(first)}</th>'
@@ -78,7 +78,7 @@ class Table:
 def mean_and_spread(
     mean: float, std: float | None, form: str = ".2f", form_of_std: str | None = None
 ) -> str:
-    """A figure as tables have it, with its standard deviation where there are several seeds.
+    """A figure for a table, with its standard deviation if there are several seeds.
 
     >>> mean_and_spread(97.531, 0.214), mean_and_spread(97.531, None, ".1f")
     ('97.53 ± 0.21', '97.5')

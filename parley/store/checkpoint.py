@@ -3,9 +3,8 @@
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 
 Each worker writes the rows of the agents it hosts into
-``checkpoint/epoch-000012/worker-0.safetensors`` with the numbers of those agents and edges beside
-them, so that another placement can read what it needs. The newest are kept, as many as `keep`
-says.
+``checkpoint/epoch-000012/worker-0.safetensors`` along with the numbers of those agents and edges,
+so that another placement can read what it needs. The newest `keep` epochs are kept.
 """
 
 import json
@@ -37,19 +36,19 @@ class Loaded(NamedTuple):
 
 
 def folder(run: Path, epoch: int) -> Path:
-    """Where the checkpoint after that many epochs lies."""
+    """The folder of the checkpoint after that many epochs."""
     return run / "checkpoint" / f"epoch-{epoch:06d}"
 
 
 def epochs_present(run: Path) -> list[int]:
-    """Epochs of which some worker has written its part, newest last."""
+    """Epochs for which some worker has written its part, newest last."""
     return [epoch for epoch, path in _folders(run) if _parts(path)]
 
 
 def newest(run: Path, transport: Transport) -> int:
-    """The newest epoch of which every worker finds all it needs; 0 if there is none.
+    """The newest epoch for which every worker finds all it needs; 0 if there is none.
 
-    A run that was stopped while it saved has an epoch that only some workers have written.
+    A run that was stopped while saving has an epoch that only some workers have written.
     Workers on different hosts may see different files.
     """
     present = epochs_present(run)
@@ -64,7 +63,7 @@ def newest(run: Path, transport: Transport) -> int:
 
 
 def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
-    """Writes this worker's part: whole or not at all."""
+    """Writes this worker's part, completely or not at all."""
     tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
@@ -94,7 +93,7 @@ def prune(run: Path, epoch: int, kept: int = KEPT) -> None:
 
 
 def drop_after(run: Path, epoch: int) -> None:
-    """Removes what is newer than the epoch that a run goes on from: unfinished, or overtaken."""
+    """Removes checkpoints newer than the epoch a run resumes from: incomplete or obsolete."""
     for _, path in [f for f in _folders(run) if f[0] > epoch]:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -124,12 +123,14 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
         for name, target in targets.items():
             here, there = rows[_axis(name)]
             if "." in name and not any("." in known for known in arrays):
-                why = "an earlier version of Parley has written it, which kept other state"
-                raise ParleyError(f"checkpoint: {path} cannot be resumed ({why}); start anew")
+                why = "it was written by an earlier version of Parley, which kept different state"
+                raise ParleyError(f"checkpoint: {path} cannot be resumed ({why}); start a new run")
             if name not in arrays or arrays[name].shape[1:] != target.shape[1:]:
-                raise ParleyError(f"checkpoint: {path} is of another model or algorithm ({name})")
+                raise ParleyError(
+                    f"checkpoint: {path} is from a different model or algorithm ({name})"
+                )
             target[here] = torch.from_numpy(arrays[name][there]).to(target)
-        # A worker's count of samples is shared out among its agents, who may live elsewhere now.
+        # A worker's count of samples is split among its agents, which may be hosted elsewhere now.
         share = len(rows["A"][0]) / len(header["axes"]["A"])
         seconds = max(seconds, header["about"]["seconds"])
         clock = {k: v for k, v in header["about"].items() if k == "clock"}
@@ -138,15 +139,15 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
         if keys:
             what = f"agent {min(keys)[0]}" if axis == "A" else "edge {} -> {}".format(*min(keys))
             raise ParleyError(
-                f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is of another graph, "
-                "or incomplete"
+                f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is from a different "
+                "graph, or incomplete"
             )
     about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
     return Loaded(_filled(template, fields), about, sent)
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a state by name; those of a part within it as ``part.name``."""
+    """The tensors of a state by name; those of a part as ``part.name``."""
     found: dict[str, Tensor] = {}
     for name, value in (state._asdict() if state else {}).items():
         if isinstance(value, tuple):
@@ -170,16 +171,16 @@ def _filled(template: Any, values: Mapping[str, Tensor], prefix: str = "") -> An
 
 
 def models(run: Path, agents: Sequence[int]) -> Loaded | None:
-    """The newest models that are whole for all of these agents, whatever the graph was.
+    """The newest complete models of all these agents, whatever the graph was.
 
-    The state is the models alone: what was kept on edges belongs to another graph.
+    The state is the models alone: what was kept on edges belongs to a different graph.
     """
     for epoch in reversed(epochs_present(run)):
         try:
             if (found := _models(run, epoch, agents)) is not None:
                 return found
         except ParleyError:
-            continue  # damaged: the one before it may do
+            continue  # damaged: the one before it may be intact
     return None
 
 
@@ -223,19 +224,21 @@ def _axes(transport: Transport) -> dict[str, list[list[int]]]:
     """What each row of an axis stands for: an agent, or an edge as [sender, receiver]."""
     number = transport.placement.number
     edges = [[number(sender), number(receiver)] for sender, receiver in transport.topology.edges]
-    incoming = [edges[e] for r in transport.incoming_of for e in r]
-    outgoing = [edges[e] for r in transport.outgoing_of for e in r]
+    incoming = [edges[e] for e in transport.edges.incoming]
+    outgoing = [edges[e] for e in transport.edges.outgoing]
     return {"A": [[a] for a in transport.placement.hosted], "I": incoming, "O": outgoing}
 
 
 def _axis(field: str) -> str:
-    """The first axis of a field, by which its rows are told apart: A of ``x_AD``."""
+    """The first axis of a field, which identifies its rows: A for ``x_AD``."""
     return field.rpartition("_")[2][0]
 
 
 def _array(name: str, value: Tensor) -> "np.ndarray[Any, Any]":
     if _axis(name) not in ("A", "I", "O") or "_" not in name:
-        raise TypeError(f"{name}: a field of a state must end in its axes, as x_AD or e_ID do")
+        raise TypeError(
+            f"{name}: the name of a state's field must end in its axes, like x_AD or e_ID"
+        )
     return np.ascontiguousarray(value.detach().cpu().numpy())
 
 
@@ -244,7 +247,7 @@ def _check(array: "np.ndarray[Any, Any]") -> int:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What stands beside the tensors."""
+    """The metadata stored with the tensors."""
     with _damage_named(path), safe_open(path, "np") as file:
         metadata = file.metadata()
         if str(zlib.crc32(metadata["parley"].encode())) != metadata["check"]:
@@ -269,5 +272,5 @@ def _damage_named(path: Path) -> Iterator[None]:
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ParleyError(
             f"checkpoint: {path} is damaged ({error}); remove {path.parent} "
-            "to go on from the checkpoint before it"
+            "to continue from the checkpoint before it"
         ) from None

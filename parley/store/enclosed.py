@@ -1,4 +1,4 @@
-"""What an experiment only points at, kept beside it: a run's folder is enough to repeat the run.
+"""Copies of what an experiment refers to: a run's folder is enough to repeat the run.
 
 A graph from a file or from Python becomes ``graph.txt``, a partition's file ``partition.json``, and
 a network's file ``links.toml``. The experiment in the folder names these.
@@ -17,16 +17,16 @@ from parley.store.folder import GRAPH, LINKS, PARTITION
 
 @dataclass(frozen=True)
 class Enclosed:
-    """An experiment as a folder has it."""
+    """An experiment as stored in a folder."""
 
     experiment: Experiment
-    """It names the files below, relative to the folder."""
+    """It refers to the files below, relative to the folder."""
     files: dict[str, str]
-    """Their texts."""
+    """Their contents."""
 
 
 def enclosed(experiment: Experiment, topology: Topology) -> Enclosed:
-    """The experiment with everything that it needs of this graph and of files."""
+    """The experiment with copies of the graph and the files that it needs."""
     changes: dict[str, str] = {}
     files: dict[str, str] = {}
     if not _is_named(experiment, topology):
@@ -38,24 +38,24 @@ def enclosed(experiment: Experiment, topology: Topology) -> Enclosed:
     if (path := path_in(experiment.links)) is not None:
         changes["links"] = f"file:{LINKS}"
         files[LINKS] = _read("links", path)
-    # A copy: its relative paths lead somewhere only from within the folder.
+    # A copy: its relative paths are only valid inside the folder.
     return Enclosed(experiment.model_copy(update=changes), files)
 
 
 def _is_named(experiment: Experiment, topology: Topology) -> bool:
-    """Whether the experiment's words make this very graph, here and anywhere."""
+    """Whether the experiment's spec alone gives exactly this graph, here and anywhere."""
     if path_in(experiment.topology) is not None:
         return False
     words = (experiment.topology, experiment.agents, experiment.weights, experiment.seed)
     try:
         named = topologies.parse(*words)
     except BadValue:
-        return False  # such as "graph", which is what a networkx graph is called
+        return False  # such as "graph", the name of a networkx graph
     return named.same_as(topology)
 
 
 def _with_whole_paths(text: str) -> str:
-    """A partition's file; folders of agents, where it has such, can be found from anywhere."""
+    """A partition's file, with any folders as absolute paths."""
     entries = json.loads(text)
     if not all(isinstance(entry, str) for entry in entries):
         return text
@@ -68,4 +68,4 @@ def _read(field: str, path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
-        raise BadValue(field, f"file:{path}", "a file that can be read", reason) from None
+        raise BadValue(field, f"file:{path}", "a readable file", reason) from None

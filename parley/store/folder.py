@@ -1,13 +1,13 @@
-"""One run, one folder: the experiment, its records as they come, its checkpoints, its summary.
+"""One run, one folder: the experiment, its records, its checkpoints, its summary.
 
 experiment.toml     the full experiment
-graph.txt           its graph, where it came from a file or from Python; likewise
-partition.json      who holds what, and
+graph.txt           its graph, if it came from a file or from Python; likewise
+partition.json      the partition, and
 links.toml          the simulated network (`parley.store.enclosed`)
 environment.json    versions and machine, the command, and the algorithm's label
-agents.json         who talks with whom, and who holds what
+agents.json         who talks to whom, and who holds which classes
 records.jsonl       one line for every evaluation
-generations.jsonl   who took part from when on, where a run heals
+generations.jsonl   which workers took part from which step on, if a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
 .lock               held by the process that writes here
@@ -67,7 +67,7 @@ class RunFolder:
         self.path = path
 
     def experiment(self, own: "Kind | None" = None) -> "Experiment | None":
-        """What the folder holds a run of, if it does; `own` as `Experiment.from_toml` takes it."""
+        """The experiment of the run in this folder, if any; `own` as in `Experiment.from_toml`."""
         from parley.experiment import Experiment
 
         present = self.path / EXPERIMENT
@@ -78,9 +78,9 @@ class RunFolder:
     def check(
         self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
     ) -> None:
-        """Refuses a folder that this experiment may not be written to; changes nothing.
+        """Refuses a folder that this experiment must not be written to; changes nothing.
 
-        `files` are those that the experiment names, as `parley.store.enclosed` has them.
+        `files` are those that the experiment refers to, as in `parley.store.enclosed`.
         """
         if self.path.exists() and not self.path.is_dir():
             raise BadValue("out", str(self.path), "a folder", "it is a file")
@@ -93,18 +93,18 @@ class RunFolder:
                     differing.append(ENCLOSED[name])
             if differing:
                 raise ParleyError(
-                    f"out: {str(self.path)!r} holds another experiment "
-                    f"(it differs in {', '.join(differing)}); choose another folder"
+                    f"out: {str(self.path)!r} holds a different experiment "
+                    f"(they differ in {', '.join(differing)}); choose another folder"
                 )
             if resume:
                 self._check_length(experiment)
             else:
                 raise ParleyError(
                     f"out: {str(self.path)!r} already holds this experiment; "
-                    "add --resume to go on with it, or choose another folder"
+                    "add --resume to continue it, or choose another folder"
                 )
             return
-        # A run that was killed at its very first moment leaves its lock and an unfinished file.
+        # A run that was killed right at the start leaves its lock and an unfinished file.
         present = self.path.iterdir() if self.path.exists() else iter(())
         if not all(path.name == LOCK or is_partial(path, EXPERIMENT) for path in present):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
@@ -144,13 +144,13 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
 
     def touch(self, mark: Path) -> None:
-        """Makes the folder, and an empty file in it."""
+        """Creates the folder and an empty file in it."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             mark.touch()
 
     def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
-        """Writes down what is run here, unless that was done before."""
+        """Writes the experiment to the folder, unless it is there already."""
         named = {"label": experiment.algorithm.label}
         about = json.dumps(environment() | named, indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
@@ -163,7 +163,7 @@ class RunFolder:
     def open(
         self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
     ) -> None:
-        """Makes the folder, or checks that it holds this very experiment."""
+        """Creates the folder, or checks that it holds this experiment."""
         self.check(experiment, resume, files)
         self.create(experiment, files)
 
@@ -172,9 +172,7 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise BadValue(
-                "out", str(self.path), "a folder that can be written", str(error)
-            ) from None
+            raise BadValue("out", str(self.path), "a writable folder", str(error)) from None
 
     def records(self) -> list[Record]:
         """All records, for resuming: damage is refused. A half-written last line is skipped."""
@@ -182,19 +180,19 @@ class RunFolder:
         records, damaged = parse_records(path.read_bytes() if path.exists() else b"")
         if damaged:
             raise ParleyError(
-                f"records: line {damaged[0]} of {path} is damaged; remove it to go on without it"
+                f"records: line {damaged[0]} of {path} is damaged; remove it to continue without it"
             )
         return records
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
-        """One more record, on disk before this returns."""
+        """Appends a record, which is on disk before this returns."""
         with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def rewind(self, records: list[Record], epoch: int) -> list[Record]:
-        """Drops records that are newer than the checkpoint a run goes on from."""
+        """Drops records newer than the checkpoint a run resumes from."""
         kept = [r for r in records if r["epoch"] <= epoch]
         if kept or (self.path / RECORDS).exists():
             with self._writing():
@@ -202,15 +200,15 @@ class RunFolder:
         return kept
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a complete run, else None."""
+        """The summary of a complete run, otherwise None."""
         path = self.path / SUMMARY
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
         except ValueError:
-            return None  # damaged: resuming makes it again from the records
+            return None  # damaged: resuming recreates it from the records
 
     def write_once(self, name: str, content: dict[str, Any]) -> None:
-        """A small file beside the records, unless it is there already."""
+        """Writes a small file next to the records, unless it is there already."""
         if not (self.path / name).exists():
             with self._writing():
                 write_atomically(self.path / name, json.dumps(content) + "\n")
@@ -222,7 +220,7 @@ class RunFolder:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, for whoever wants to repeat the run."""
+    """Versions and machine, for anyone who wants to repeat the run."""
 
     def installed(package: str) -> str | None:
         try:
@@ -244,7 +242,7 @@ def environment() -> dict[str, Any]:
 
 
 def command() -> str:
-    """What was typed to start this process, as far as Python knows it."""
+    """The command that started this process, as far as Python knows it."""
     program, *words = sys.argv or [""]
     name = Path(program).name
     if name in ("parley", "parley.exe") or Path(program).parts[-2:] == ("parley", "__main__.py"):

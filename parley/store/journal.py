@@ -26,19 +26,19 @@ LARGE = 1e9
 
 
 class Board(Protocol):
-    """Where the workers of a run tell each other something: a `Noticeboard`."""
+    """Where the workers of a run exchange information: a `Noticeboard`."""
 
     rank: int
 
     def share(self, what: str, value: Any) -> list[Any]:
-        """What every worker has to say about something."""
+        """Every worker's value for something."""
         ...
 
 
 class Journal:
-    """A worker's part in the run's folder, be that shared with others or on a disk of its own.
+    """A worker's part in the run's folder, whether shared with others or on its own disk.
 
-    Every worker writes its checkpoints. Of those who see the same folder, the first keeps its
+    Every worker writes its checkpoints. Among those that see the same folder, the first keeps the
     records, so that every host has all of them.
     """
 
@@ -62,8 +62,8 @@ class Journal:
         self._holding.close()
 
     def open(self, run: Enclosed, resume: bool, first: bool = True) -> None:
-        """Makes the folder, or checks that it holds this very experiment and that nobody is at work
-        in it; unless it is not the `first` time, when that may be one of us who has fallen silent.
+        """Creates the folder, or checks that it holds this experiment and that no other process is
+        using it; not so after the `first` time, when that may be a worker of this run that hangs.
         """
         mark = self.board.share("folder", uuid.uuid4().hex)[0]
         if self.folder is None:
@@ -71,7 +71,7 @@ class Journal:
         self.folder.check(run.experiment, resume, run.files)
         if first and is_held(self.folder.path):
             raise self._taken()
-        self.board.share("check", True)  # nobody writes into a folder that has been refused
+        self.board.share("check", True)  # no worker writes to a folder that was refused
         marks = self.folder.path / f"{EXPERIMENT}.{mark}"
         own = marks.with_name(f"{marks.name}-{self.board.rank:06d}.partial")
         self.folder.touch(own)
@@ -91,7 +91,7 @@ class Journal:
 
     def _taken(self) -> ParleyError:
         return ParleyError(
-            f"out: another process is training into {self.out}; wait for it, stop it, "
+            f"out: another process is using {self.out}; wait for it, stop it, "
             "or choose another folder"
         )
 
@@ -104,13 +104,13 @@ class Journal:
         self.epoch = checkpoint.newest(path, transport)
         newer = max(self.board.share("epochs", max(checkpoint.epochs_present(path), default=0)))
         if newer > self.epoch + run.experiment.checkpoint_every:
-            # Workers write at most one checkpoint apart, unless some went on without others.
+            # Workers write at most one checkpoint apart, unless some continued without others.
             raise ParleyError(
-                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last of "
-                "all; --on-failure heal lets each go on from its own checkpoint"
+                f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last "
+                "that all have; with --on-failure heal each continues from its own checkpoint"
             )
         if self.epoch:
-            log.debug("going on from the checkpoint of epoch %d", self.epoch)
+            log.debug("resuming from the checkpoint of epoch %d", self.epoch)
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
@@ -120,7 +120,7 @@ class Journal:
             records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
         if self.keeper:
             records = self.folder.rewind(records, self.epoch)
-        # The first worker need not be where it was before: all know what some keeper knows.
+        # The first worker may be on a different host now, so all get the records of any keeper.
         self.records = max(self.board.share("records", records), key=len)
         if self.keeper and len(records) < len(self.records):
             self.folder.rewind(self.records, self.epoch)
@@ -156,12 +156,12 @@ class Journal:
             )
 
     def note(self, event: dict[str, Any]) -> None:
-        """One more line on who takes part."""
+        """Records a change in who takes part."""
         if self.folder and self.keeper:
             self.folder.append(event, GENERATIONS)
 
     def describe(self, agents: dict[str, Any]) -> None:
-        """Notes who talks with whom and who holds what."""
+        """Records who talks to whom and who holds which classes."""
         if self.folder and self.keeper:
             self.folder.write_once(AGENTS, agents)
 
@@ -171,7 +171,7 @@ class Journal:
             path = self.folder.path if self.folder else Path()
             raise ParleyError(
                 f"records: {path / RECORDS} lacks the last record; remove "
-                f"{checkpoint.folder(path, run.epoch)} to make that epoch again"
+                f"{checkpoint.folder(path, run.epoch)} to repeat that epoch"
             )
         return self.records[-1]
 
@@ -184,7 +184,7 @@ class Journal:
         return summary
 
     def with_remedy(self, error: ParleyError) -> ParleyError:
-        """The error, and what is left of the run."""
+        """The error, and which checkpoint is kept."""
         present = checkpoint.epochs_present(self.folder.path) if self.folder else []
         if not present or not self.folder:
             return error
@@ -194,14 +194,14 @@ class Journal:
 
 
 def meet(transport: Transport) -> None:
-    """Goes on once every worker has come this far."""
+    """Waits until every worker has reached this point."""
     transport.sum(torch.zeros(1))
 
 
 def summarise(
     experiment: Experiment, last: Record, out: Path | None, stopped: str = ""
 ) -> dict[str, Any]:
-    """The last record and what it is the record of, as one flat object."""
+    """The last record and what was run, as one flat object."""
     return {
         "algorithm": experiment.algorithm.name,
         "label": experiment.algorithm.label,

@@ -1,9 +1,8 @@
-"""What a run says of itself: where it is while it goes on, and why when it has stopped.
+"""The status of a run: how far it is while it is active, and why it stopped.
 
 ``status.json`` is in a run's folder from the first step until the run is complete, when
-``summary.json`` takes its place. Meanwhile the run holds a lock on its folder, the file ``.lock``.
-The kernel lets go of it whatever becomes of the process, so whoever looks can tell a run that goes
-on from one that died.
+``summary.json`` replaces it. Meanwhile the run holds a lock on its folder, the file ``.lock``. The
+kernel releases it however the process ends, so an observer can tell an active run from a dead one.
 """
 
 import contextlib
@@ -23,12 +22,12 @@ from parley.training.events import Event, StepDone
 STATUS = "status.json"
 LOCK = ".lock"
 EVERY = 1.0
-"""Seconds from one writing to the next."""
+"""Seconds between writes."""
 
 
 @contextmanager
 def reported(folder: Path | None, locked: bool) -> Iterator[Callable[[Event], None]]:
-    """Says in the folder how a run goes on, given its events, and how it ended.
+    """Reports in the folder how a run progresses, given its events, and how it ended.
 
     `locked`: whether this process holds the folder's lock.
     """
@@ -46,7 +45,7 @@ def reported(folder: Path | None, locked: bool) -> Iterator[Callable[[Event], No
 
 
 def mark_stopped(folder: Path) -> None:
-    """Says of a run that was ended from outside, on purpose, that it did not just die."""
+    """Marks a run that was stopped on purpose from outside, so that it does not count as died."""
     with contextlib.suppress(OSError, ValueError):
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
         if status["state"] == "running":
@@ -54,13 +53,13 @@ def mark_stopped(folder: Path) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether some process on this machine is at work on the folder's run; changes nothing."""
+    """Whether a process on this machine is working on the folder's run; changes nothing."""
     path = folder / LOCK
     if not path.is_file():
         return False
     try:
         import fcntl
-    except ImportError:  # Windows, where a look is a short hold
+    except ImportError:  # Windows, where checking means holding it briefly
         with held(folder, patience=0) as free:
             return not free
     try:
@@ -75,8 +74,8 @@ def is_held(folder: Path) -> bool:
 
 @contextmanager
 def held(folder: Path, patience: float = 0.2) -> Iterator[bool]:
-    """Holds the folder's lock; whether it could be had. Somebody may just be looking, so it is
-    waited for a moment."""
+    """Holds the folder's lock; yields whether it could be acquired. Waits a moment, since another
+    process may just be checking it."""
     lock = FileLock(folder / LOCK, thread_local=False)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)
@@ -90,7 +89,7 @@ def held(folder: Path, patience: float = 0.2) -> Iterator[bool]:
 
 
 class _Status:
-    """The file, written anew now and then."""
+    """The file, rewritten now and then."""
 
     def __init__(self, folder: Path, locked: bool) -> None:
         self._path = folder / STATUS
@@ -100,12 +99,12 @@ class _Status:
         self._begun = False
 
     def __call__(self, event: Event) -> None:
-        """One more event of the run."""
+        """Takes note of an event of the run."""
         if not isinstance(event, StepDone):
             return
         now = time.time()
         if not self._begun:
-            # What was made before a run was resumed tells nothing about how fast it is now.
+            # Steps from before a run was resumed say nothing about its current speed.
             self._now |= {"began": now, "began_step": event.step}
             self._begun = True
         self._now |= {"at": now, "step": event.step, "steps": event.steps, "loss": event.loss}
@@ -113,12 +112,12 @@ class _Status:
             self._write()
 
     def ended(self, state: str, why: str) -> None:
-        """The run will not go on, at least not in this process."""
+        """The run has ended, at least in this process."""
         self._now |= {"state": state, "why": " ".join(why.split())}
         if self._begun:
             self._write()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk is for the records to complain about
+        with contextlib.suppress(OSError):  # writing the records will report a full disk
             write_atomically(self._path, json.dumps(self._now) + "\n")
         self._written = time.monotonic()

@@ -1,4 +1,4 @@
-"""Many runs side by side: algorithms times seeds, several at once, as one table and one picture."""
+"""Many runs side by side: algorithms times seeds, in parallel, as one table and one picture."""
 
 import logging
 import re
@@ -37,8 +37,8 @@ from parley.training.run import Run
 from parley.watch import trackers
 from parley.watch.log import console
 from parley.watch.progress import bars, brief, megabytes, status
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 logger = logging.getLogger(__name__)
 
@@ -48,20 +48,20 @@ PAPER = "dpsgd,ngc:alpha=0,cga,ngc,compcga,compngc"
 
 @dataclass(frozen=True)
 class Method:
-    """An algorithm to compare, with what is written behind its name."""
+    """An algorithm to compare, with the settings written after its name."""
 
     name: str
     settings: dict[str, str]
-    """Hyper-parameters and any other fields of an experiment; they win over what is common."""
+    """Hyper-parameters and any other fields of an experiment; they override the common ones."""
 
     @property
     def key(self) -> str:
-        """What its tuned settings are filed under: what it is, but for what tuning may set."""
+        """The key for its tuned settings: its spec without the values that tuning may set."""
         kept = sorted((k, v) for k, v in self.settings.items() if k not in TUNABLE)
         return ":".join([self.name, *(f"{k}={v}" for k, v in kept)])
 
     def experiment(self, common: Mapping[str, Any]) -> Experiment:
-        """With these options, of which those that the algorithm lacks are left out.
+        """With these options, leaving out those that the algorithm does not have.
 
         >>> [ngc] = parse_algorithms("ngc:lr=0.01:alpha=0")
         >>> made = ngc.experiment({"lr": 0.2, "batch": 16, "alpha": 0.5, "codec": "sign"})
@@ -83,9 +83,9 @@ def parse_algorithms(specs: str) -> list[Method]:
     """
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
-    # A comma may be a value's own, as in circulant:1,5: what follows is then no algorithm's name.
+    # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
-        # A value, or the codec at the end of a name, may have a colon of its own: codec=topk:0.01.
+        # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
         name, *settings = re.split(r":(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
@@ -116,16 +116,16 @@ class Job:
     log: tuple[str, ...] = ()
     """Trackers that receive its metrics."""
     may_diverge: bool = False
-    """Whether numbers that are no longer finite are a result, and no reason to stop the others."""
+    """Whether divergence counts as a result rather than a reason to stop the other runs."""
 
     def on_a_share(self, parallel: int) -> "Job":
-        """The same, on its share of the cores, where so many run at a time."""
+        """The same job on its share of the cores when `parallel` jobs run at a time."""
         threads = self.experiment.threads or max(1, usable_cores() // parallel)
         return replace(self, experiment=self.experiment.replace(threads=threads))
 
     @property
     def failure(self) -> str | None:
-        """Why it has no result, if it has diverged."""
+        """Why it has no result, if it diverged."""
         path = self.out / DIVERGED_FILE
         return path.read_text(encoding="utf-8") if path.exists() else None
 
@@ -144,9 +144,9 @@ def jobs(
     log: tuple[str, ...] = (),
     names: Sequence[str] | None = None,
 ) -> list[Job]:
-    """Every experiment with so many seeds, each with a folder of its own.
+    """Every experiment with each of the seeds, each in its own folder.
 
-    `names` are their labels, where those are not to follow from the experiments.
+    `names` are their labels, if those are not to be derived from the experiments.
     """
     made = []
     for label, experiment in zip(names or labels(experiments), experiments, strict=True):
@@ -167,8 +167,8 @@ def slug(label: str) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """A name for each: its algorithm, and in what it departs from what the title of a table says,
-    from others of the same algorithm, or from its algorithm's defaults where not all do.
+    """A name for each: its algorithm, and how it differs from the table's title, from others with
+    the same algorithm, or from its algorithm's defaults where not all of them do.
 
     >>> labels([Experiment.of(algorithm="ngc"), Experiment.of(algorithm="ngc", momentum=0.9)])
     ['NGC', 'NGC momentum=0.9']
@@ -191,20 +191,20 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         for name, mine in _peculiar(experiment, experiments).items():
             label += f" {name}={mine}"
         if label in made:
-            raise BadValue("algorithms", label, "each only once", "it is given twice")
+            raise BadValue("algorithms", label, "each algorithm once", "it is given twice")
         made.append(label)
     return made
 
 
 def differing(experiments: Sequence[Experiment]) -> list[str]:
-    """The fields, beside the algorithm's, in which these are not all the same."""
+    """The fields, apart from the algorithm's, in which these differ."""
     fields = [name for name in Experiment.model_fields if name != "algorithm"]
     first = experiments[0]
     return [f for f in fields if any(getattr(e, f) != getattr(first, f) for e in experiments)]
 
 
 def usual(values: Sequence[Any]) -> Any:
-    """The most frequent of some values; the first of those that are equally frequent.
+    """The most frequent value; the first one if there is a tie.
 
     >>> usual([2, 1, 1]), usual([2, 1])
     (1, 2)
@@ -219,8 +219,8 @@ def _undecided(values: Sequence[Any]) -> bool:
 
 
 def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """The hyper-parameters that are not the algorithm's defaults, unless all that have them share
-    them or the label says them already."""
+    """The hyper-parameters that are not the algorithm's defaults, unless all experiments that have
+    them share them or the label already shows them."""
     algorithm = experiment.algorithm
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
@@ -233,7 +233,7 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
 
 
 def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
-    """What most of them are; rows name what is different in them."""
+    """The settings that most of them share; rows name what differs."""
     most = {f: usual([getattr(e, f) for e in experiments]) for f in Experiment.model_fields}
     shown = {"data", "agents", "topology", "epochs"}
     said = [most["data"], f"{most['agents']} agents", most["topology"], *more]
@@ -247,12 +247,12 @@ def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
 
 
 def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
-    """Runs all jobs, `parallel` at a time; what is done already is left as it is."""
-    # Bad input is found here, before anything is written or started.
+    """Runs all jobs, `parallel` at a time; finished ones are left as they are."""
+    # Invalid input is found here, before anything is written or started.
     if out.exists() and not out.is_dir():
         raise BadValue("out", str(out), "a folder", "it is a file")
     if not resume and out.exists() and any(out.iterdir()):
-        because = "it is not empty; --resume goes on with a comparison"
+        because = "it is not empty; use --resume to continue a comparison"
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
@@ -278,7 +278,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 
 
 def _problem_of(experiment: Experiment) -> str:
-    """What of an experiment decides on its data, its network and its graph."""
+    """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
     apart |= {"gamma_decay", "stop_when", "checkpoint_every", "keep"}
     return experiment.model_dump_json(exclude=apart)
@@ -288,11 +288,11 @@ REMEDIES = {
     "topology": ["topology=chain", "topology=ring", "topology=full"],
     "weights": ["weights=metropolis", "weights=sinkhorn", "weights=push", "topology=ring"],
 }
-"""For a field that an algorithm refuses, what may be written behind its name."""
+"""For a field that an algorithm refuses, what can be written after its name instead."""
 
 
 def check_graph(experiment: Experiment) -> None:
-    """Refuses a graph that the algorithm cannot use, and says how to give it another."""
+    """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
     try:
         experiment.algorithm.check(run.topology_of(experiment))
     except BadValue as error:
@@ -322,20 +322,22 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
 
 
 LOGGED = 60.0
-"""Seconds from one line about a run to the next, where there is no terminal."""
+"""Seconds between lines about a run, where there is no terminal."""
 NEWS = 0.5
-"""Seconds from one step that a bar hears of to the next: runs may make hundreds a second."""
+"""Seconds between steps reported to a bar: runs may make hundreds per second."""
 
 
 class _Board:
-    """A bar for each algorithm, all its seeds together; plain lines where there is no terminal."""
+    """One bar per algorithm for all its seeds; plain lines where there is no terminal."""
 
     def __init__(self, pending: Sequence[Job]) -> None:
         self._bars = bars() if console.is_terminal else None
         self._epochs = {job.out: 0.0 for job in pending}
         self._tasks: dict[str, TaskID] = {}
         self._pending = pending
-        self._first: dict[Path, tuple[float, float]] = {}  # when, and the epochs made until then
+        self._first: dict[
+            Path, tuple[float, float]
+        ] = {}  # time of the first event, and epochs done by then
         self._said: dict[Path, float] = {}
         if self._bars:
             for label in dict.fromkeys(job.label for job in pending):
@@ -351,7 +353,7 @@ class _Board:
             yield
 
     def show(self, job: Job, event: Event) -> None:
-        """Something has happened in a run."""
+        """Shows an event of a run."""
         match event:
             case StepDone():
                 done, record = event.step / event.steps * job.experiment.epochs, None
@@ -370,7 +372,7 @@ class _Board:
             self._line(job, done, record)
 
     def _line(self, job: Job, done: float, record: Record | None) -> None:
-        """The end of a run in any case; before it, what a log of a long one needs."""
+        """Prints the end of a run, and before it now and then a line for the log of a long one."""
         now = time.monotonic()
         began, before = self._first.setdefault(job.out, (now, done))
         last = self._said.setdefault(job.out, now)
@@ -388,7 +390,7 @@ class _Board:
 
 
 def _seldom(send: Watcher) -> Watcher:
-    """Passes on every epoch, and a step now and then."""
+    """Passes on every epoch, but only an occasional step."""
     last = time.monotonic()
 
     def watch(event: Event) -> None:
@@ -413,7 +415,7 @@ _events: Any = None  # in a child: where to report what happens
 
 
 def _start_child(events: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops this process
     launch.end_with_parent()
     global _events
     _events = events
@@ -450,7 +452,9 @@ def _side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
             for child in children:
                 child.terminate()
             if isinstance(error, BrokenProcessPool):
-                raise ParleyError("a run was ended from outside; --resume goes on") from None
+                raise ParleyError(
+                    "the process of a run was killed; continue with --resume"
+                ) from None
             for child in children:
                 child.join()
             for job in pending:
@@ -469,7 +473,7 @@ NETWORK = "seconds_network"
 
 
 def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
-    """One row a method: means over seeds, each with its standard deviation (n - 1)."""
+    """One row per method: means over seeds, each with its standard deviation (n - 1)."""
     made = []
     for label in dict.fromkeys(job.label for job in done):
         runs = [job for job in done if job.label == label]
@@ -478,6 +482,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
         row |= {"epochs": first.epochs, "seeds": len(runs)}
+        row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
             values = [found for end in ends if (found := value(end, key)) is not None]
@@ -496,10 +501,15 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """A line for each method."""
+    """One line per method; with the momentum of each where they are not all the same."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
-    return Table(headings, [_cells(row) for row in made])
+    cells = [_cells(row) for row in made]
+    momenta = [row.get("momentum", "none") for row in made]
+    if len(set(momenta)) > 1:
+        headings.append("momentum")
+        cells = [[*line, momentum] for line, momentum in zip(cells, momenta, strict=True)]
+    return Table(headings, cells)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -511,7 +521,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
-    """The table and the picture, beside the runs."""
+    """Writes the table and the picture next to the runs."""
     write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, list[Any]] = {}
     for job in done:

@@ -19,9 +19,9 @@ KEPT = (
     "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
     "bytes_cross_gradients", "seconds",
 )  # fmt: skip
-"""Of every record, what the table and the picture need."""
+"""The fields of every record that the table and the picture need."""
 PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
-"""All classes apart, classes in very unequal shares, and no difference at all."""
+"""Classes fully separated, classes in very unequal shares, and no skew at all."""
 
 
 def fitting(experiment: Experiment) -> Experiment:
@@ -50,7 +50,7 @@ def jobs(
 
 
 def rows(done: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """For each partition a row a method, as `compare.rows` makes them; what diverged has none."""
+    """For each partition one row per method as in `compare.rows`; diverged runs have none."""
     made: dict[str, list[dict[str, Any]]] = {}
     for partition in dict.fromkeys(job.experiment.partition for job in done):
         of = [j for j in done if j.experiment.partition == partition and j.failure is None]
@@ -74,6 +74,10 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
             costs = [f"{sent:.3f}", f"{some['seconds'] / some['epochs']:.3f}"]
         lines.append([label, *cells, *costs])
     costs = [f"MB per epoch,\n{first}", f"s per epoch,\n{first}"]
+    momenta = [next(iter(of.values())).get("momentum", "none") for of in by_label.values()]
+    if len(set(momenta)) > 1:
+        costs.append("momentum")
+        lines = [[*line, momentum] for line, momentum in zip(lines, momenta, strict=True)]
     return Table(["", *partitions, *costs], lines)
 
 
@@ -83,7 +87,7 @@ def _accuracy(row: Mapping[str, Any]) -> str:
 
 
 def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]]]) -> None:
-    """The table, the picture, and a line for each record of all runs that both are made from."""
+    """Writes the table, the picture, and the records of all runs that both are made from."""
     write_atomically(out / "table.md", table(made).markdown())
     curves: dict[str, dict[str, list[Any]]] = {}
     lines = []

@@ -1,9 +1,9 @@
 """Choosing learning rates: a small seeded search, with the same budget for every method.
 
-Every method gets as many trials of as many epochs as every other, and the same learning rates are
-tried with each. A method whose averaging rate γ is below 1 by default has that drawn as well. What
-is compared is the averaged model's accuracy on a share of the training samples that was held out;
-the test set plays no part.
+Every method gets the same number of trials and epochs, and the same learning rates are tried for
+each. For a method whose averaging rate γ is below 1 by default, γ is drawn as well. Trials are
+compared by the averaged model's accuracy on a held-out share of the training samples; the test set
+is not used.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,9 +24,9 @@ from parley.sweep import compare as comparison
 from parley.sweep.compare import Job, slug
 
 RATES = (0.01, 1.0)
-"""Learning rates from the smallest to the largest."""
+"""The smallest and the largest learning rate."""
 SPAN = 5.0
-"""γ is drawn from its default over this to its default times this."""
+"""γ is drawn between its default divided by this and its default times this."""
 VALIDATION = 0.2
 TUNED = "tuned.toml"
 
@@ -37,7 +37,7 @@ class Trial:
 
     label: str
     key: str
-    """What the method's settings are filed under, as `compare.Method.key` says it."""
+    """The key for the method's settings, as in `compare.Method.key`."""
     number: int
     settings: dict[str, float]
     """What is tried."""
@@ -47,7 +47,7 @@ class Trial:
 
     @property
     def score(self) -> tuple[float, float]:
-        """Accuracy, then loss: the larger the better."""
+        """Accuracy, then negated loss: larger is better."""
         if self.job.failure is not None:
             return -1.0, 0.0
         last = RunFolder(self.job.out).records()[-1]
@@ -55,7 +55,7 @@ class Trial:
 
 
 def points(trials: int, seed: int) -> list[tuple[float, float]]:
-    """Points of the unit square, one in each row and each column of a grid of so many.
+    """Points of the unit square, one in each row and column of a `trials` x `trials` grid.
 
     >>> [len({int(4 * p[axis]) for p in points(4, seed=0)}) for axis in (0, 1)]
     [4, 4]
@@ -68,8 +68,8 @@ def points(trials: int, seed: int) -> list[tuple[float, float]]:
 def settings_of(
     algorithm: Algorithm, at: tuple[float, float], rates: tuple[float, float] = RATES
 ) -> dict[str, float]:
-    """What a method tries at a point: a learning rate, and γ where its default is below 1 and none
-    was given.
+    """What a method tries at a point: a learning rate, and γ if its default is below 1 and none was
+    given.
 
     >>> from parley.algorithms import DPSGD
     >>> settings_of(DPSGD(), (0.5, 0.5))
@@ -85,7 +85,7 @@ def settings_of(
 
 
 def _between(low: float, high: float, share: float) -> float:
-    """On a logarithmic scale, to three digits: it is shown to people."""
+    """On a logarithmic scale, rounded to three digits because people read it."""
     return float(f"{low * (high / low) ** share:.3g}")
 
 
@@ -96,20 +96,20 @@ def plan(
     rates: tuple[float, float] = RATES,
     keys: Sequence[str] | None = None,
 ) -> list[Trial]:
-    """All trials of all methods, each with a folder of its own.
+    """All trials of all methods, each in its own folder.
 
-    `keys` are what their settings are filed under (default: the algorithms' names).
+    `keys` are the keys of their settings (default: the algorithms' names).
     """
     keys = keys or [experiment.algorithm.name for experiment in experiments]
     if not 0 < rates[0] < rates[1]:
-        raise BadValue("rates", rates, "two numbers above 0, the smaller one first")
+        raise BadValue("rates", rates, "two numbers above 0, the smaller first")
     made = []
     named = zip(comparison.labels(experiments), keys, experiments, strict=True)
     for label, key, experiment in named:
         share = experiment.validation or VALIDATION
         for number, at in enumerate(points(trials, experiment.seed)):
             chosen = settings_of(experiment.algorithm, at, rates)
-            # Only the end counts, and what gossip would add is not looked at.
+            # Only the final result counts, and accuracy after gossip is not needed.
             measured = {"validation": share, "gossip_rounds": 0}
             tried = experiment.replace(**chosen, **measured, evaluate_every=experiment.epochs)
             place = out / slug(experiment.partition) / slug(label) / f"trial-{number}"
@@ -119,12 +119,12 @@ def plan(
 
 
 def tune(todo: Sequence[Trial], parallel: int, out: Path, resume: bool) -> None:
-    """Makes all trials; what is done already is left as it is."""
+    """Runs all trials; finished ones are left as they are."""
     comparison.compare([trial.job for trial in todo], parallel, out, resume)
 
 
 def winners(done: Sequence[Trial]) -> dict[str, dict[str, Trial]]:
-    """The best trial of each method, for each partition; who always diverged is absent."""
+    """The best trial of each method for each partition; without methods that always diverged."""
     best: dict[str, dict[str, Trial]] = {}
     for trial in done:
         if trial.job.failure is None:
@@ -142,7 +142,7 @@ def write(done: Sequence[Trial], out: Path) -> Path:
         for key, trial in of.items():
             chosen.setdefault(partition, {})[key] = trial.settings
             path = out / slug(partition) / f"{slug(key)}.toml"
-            # Its paths are from here, and those of a TOML file from where that lies.
+            # Its paths are relative to here; those in a TOML file are relative to that file.
             whole = anchored(trial.experiment.model_dump(), Path.cwd())
             write_atomically(path, trial.experiment.model_copy(update=whole).to_toml())
     write_atomically(out / TUNED, tomli_w.dumps(chosen))
@@ -152,7 +152,7 @@ def write(done: Sequence[Trial], out: Path) -> Path:
 
 def read(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Settings by partition and method, as `write` left them."""
-    valid = "a tuned.toml that parley tune has written"
+    valid = "a tuned.toml written by parley tune"
     try:
         found = read_toml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -173,7 +173,7 @@ def tuned(
 ) -> Experiment:
     """The experiment with the settings that were found for its method and partition.
 
-    `key` is what they are filed under (default: its algorithm's name); `fixed` ones stay.
+    `key` is their key (default: its algorithm's name); `fixed` ones stay.
     """
     name = key or experiment.algorithm.name
     of = found.get(experiment.partition)

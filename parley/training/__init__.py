@@ -1,1 +1,1 @@
-"""Carrying out an experiment."""
+"""Running an experiment."""

@@ -1,4 +1,4 @@
-"""What happens in a run, for whoever watches it; needs nothing but the standard library."""
+"""The events of a run, for watchers; needs only the standard library."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ class Started:
     """Everything is loaded and checked; training begins."""
 
     parameters: int
-    """Entries of the model."""
+    """The number of parameters."""
     note: str
-    """What the partition could not obey, or nothing."""
+    """Which rule the partition could not obey; may be empty."""
 
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step has been made."""
+    """A step was completed."""
 
     step: int
     steps: int
@@ -27,7 +27,7 @@ class StepDone:
 
 @dataclass(frozen=True)
 class EpochDone:
-    """An epoch has been made; every few epochs with a record."""
+    """An epoch was completed; with a record if an evaluation was due."""
 
     epoch: int
     record: Record | None

@@ -1,4 +1,4 @@
-"""What is measured of a run. Nothing here changes what is trained.
+"""The metrics of a run. Nothing here changes what is trained.
 
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 """
@@ -29,16 +29,16 @@ class TestSet:
         self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
         self.targets = samples.targets.to(device)
         self.count = len(samples)
-        """Samples on which every model is tested."""
+        """The number of samples that every model is tested on."""
 
     def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy of a model that every process knows."""
+        """Loss and accuracy of a model that every process has."""
         return self.engine.evaluate(x_D, self.inputs, self.targets)
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
-        """How many samples of each class (row) the model takes for each (column).
+        """The confusion matrix: samples of each class (row) by predicted class (column).
 
-        A model with more outputs than there are classes has one more column, for all the others.
+        A model with more outputs than classes has one extra column for all other predictions.
         """
         columns = self.columns(classes)
         parts = self.inputs.split(chunk)
@@ -47,7 +47,7 @@ class TestSet:
         return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
 
     def columns(self, classes: int) -> int:
-        """Of the confusion."""
+        """The number of columns of the confusion matrix."""
         return classes + (self.engine.task.scores > classes)
 
     def scores(self, x_AD: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class TestSet:
 class OwnTestSets(TestSet):
     """Held-out samples that stay with their agents: every model goes to all of them in turn.
 
-    The scores are those on all samples together, as if they lay in one place.
+    The scores are those on all samples together, as if they were in one place.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class OwnTestSets(TestSet):
         super().__init__(samples, transform, engine, transport)
         self.count = int(transport.sum(torch.tensor(len(samples))))
         if not self.count:
-            valid = "a test split at one agent at least of those that are present"
+            valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
 
     def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy on the samples of all."""
+        """Loss and accuracy on the samples of all agents."""
         return Score(*(self.transport.sum(self._sums(x_D)) / self.count).tolist())
 
     def scores(self, x_AD: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class OwnTestSets(TestSet):
         return scores_N[list(self.transport.placement.agents)]
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
-        """How many samples of each class, of all agents, the model takes for each."""
+        """The confusion matrix over the samples of all agents."""
         cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
             cells = super().confusion(x_D, classes, chunk).cpu()
@@ -115,8 +115,8 @@ def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
 
 
 def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -> Tensor:
-    """The models after further gossip rounds, without training, from the first graph on."""
-    # Weights whose rows do not sum to 1 average by push-sum.
+    """The models after further gossip rounds without training, starting from the first graph."""
+    # With weights whose rows do not sum to 1, averaging uses push-sum.
     w_A1 = x_AD.new_ones(len(x_AD), 1)
     push_sum = not hood.transport.topology.row_stochastic
     for step in range(rounds):
@@ -153,7 +153,7 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
 def peak_memory_mb(transport: Transport) -> float:
     """The largest resident size of this process so far, summed over workers, in MB.
 
-    0 on systems that cannot tell (Windows).
+    0 on systems where it is not available (Windows).
     """
     return float(transport.sum(torch.tensor(_peak_bytes() / 1e6, dtype=torch.float64)))
 

@@ -1,6 +1,6 @@
 """One evaluation of a run, a line of ``records.jsonl``: its type, and the one parser of the file.
 
-Needs nothing but the standard library: the dashboard reads records without torch.
+Needs only the standard library: the dashboard reads records without torch.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Required, TypedDict, cast
 class Record(TypedDict, total=False):
     """What is measured after an epoch, the same on every worker.
 
-    Only the epoch is certain: versions of Parley and settings of a run differ in what they record.
+    Only the epoch is always there: versions of Parley and settings differ in what they record.
     Fields that are not listed here are kept as they are. Accuracies are shares from 0 to 1.
     """
 
@@ -25,7 +25,7 @@ class Record(TypedDict, total=False):
     test_samples: int
     """Test samples that every model was evaluated on."""
     test_samples_absent: int
-    """Test samples that left with their hosts; only where there are any."""
+    """Test samples that are missing because their hosts are; only if there are any."""
     loss: float
     """Test loss of the averaged model."""
     loss_train: float
@@ -65,18 +65,18 @@ class Record(TypedDict, total=False):
 
 
 EACH_AGENT = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists with a value for each agent."""
+"""Fields of a record that are lists with one value per agent."""
 
 
 class Parsed(NamedTuple):
-    """The records in a text, and the numbers of the lines that hold none."""
+    """The records in a text, and the numbers of the damaged lines."""
 
     records: list[Record]
     damaged: list[int]
 
 
 def parse_records(text: bytes) -> Parsed:
-    """All records in the order of the file.
+    """All records, in the order of the file.
 
     A last line without its newline is still being written: neither a record nor damaged.
 
@@ -94,7 +94,7 @@ def parse_records(text: bytes) -> Parsed:
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record in a line, or None if it holds none.
+    """The record in a line, or None if there is none.
 
     >>> parse_record(b'{"epoch": NaN}') is None, parse_record(b'{"loss": 1}') is None
     (True, True)
@@ -109,7 +109,7 @@ def parse_record(line: bytes) -> Record | None:
 
 
 def latest_by_epoch(records: Sequence[Record]) -> list[Record]:
-    """In order of epochs; where an epoch occurs twice, the later line counts.
+    """In order of epochs; if an epoch occurs twice, the later line counts.
 
     >>> latest_by_epoch([{"epoch": 2}, {"epoch": 1}, {"epoch": 2, "loss": 0.5}])
     [{'epoch': 1}, {'epoch': 2, 'loss': 0.5}]

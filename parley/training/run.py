@@ -1,4 +1,4 @@
-"""Carrying out an experiment: one worker's share of it, as a generator of records.
+"""Running an experiment: one worker's share of it, as a generator of events.
 
 Axes: A agents hosted here, N all agents, D flat parameters.
 
@@ -44,33 +44,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained on what: everything that an experiment's names stand for."""
+    """What is trained on what: everything that an experiment's names refer to."""
 
     topology: Topology
     model: Callable[[], nn.Module]
     """Builds the model that every agent starts from."""
     samples: Sequence[Samples]
-    """The training data of each agent hosted here, and of no other."""
+    """The training data of each agent hosted here, and of no others."""
     test: Samples
     transform: Transform
     class_names: tuple[str, ...]
     loss: Loss = cross_entropy
     note: str = ""
-    """What the partition could not obey."""
+    """Which rule the partition could not obey; may be empty."""
     test_is_shared: bool = True
-    """Whether every process has the whole test set, or each that of its own agents."""
+    """Whether every process has the whole test set, or only that of its own agents."""
     data_are_own: bool = False
-    """Whether the training data are the hosts' own, of which others are told nothing."""
+    """Whether the training data belong to the hosts, which tell others nothing about them."""
     lr_decay: Own | None = None
-    """How the learning rate changes, where Python says so."""
+    """How the learning rate changes, if a Python function says so."""
     gamma_decay: Own | None = None
-    """The same of the averaging rate."""
+    """The same for the averaging rate."""
 
 
 def builder(
     experiment: Experiment, shape: tuple[int, ...], classes: int
 ) -> Callable[[], nn.Module]:
-    """Makes the network that the experiment names."""
+    """Builds the simulated network that the experiment names."""
     return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
 
 
@@ -89,9 +89,9 @@ def problem(
     loss: Loss = cross_entropy,
     places: Mapping[int, str] | None = None,
 ) -> Problem:
-    """Loads, partitions and checks what the experiment names; what is given stands for a name.
+    """Loads, partitions and checks what the experiment names; arguments replace names.
 
-    Kept are the samples of these agents (default: all). `places` are those of agents' own data.
+    Keeps the samples of these agents (default: all). `places` are where agents' own data are.
     """
     topology = topology or topology_of(experiment)
     experiment.algorithm.check(topology)
@@ -127,7 +127,7 @@ def problem(
     if places is not None:
         like, root = experiment.data, experiment.data_root
         found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
-        # Nobody trains on the common samples, be they held out or not.
+        # No agent trains on the common samples, held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
         labels = targets.numpy()
@@ -149,14 +149,14 @@ def problem(
 
 
 def share_of_test(test: Samples, experiment: Experiment) -> Samples:
-    """The same samples for every seed."""
+    """A share of the test samples, the same for every seed."""
     if experiment.test_fraction == 1 or not len(test):
         return test
     return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
 
 
 OWN = "own"
-"""As `data` or `partition`: what each agent's host says."""
+"""As `data` or `partition`: each agent's host says where its data are."""
 
 
 def _own_problem(
@@ -168,7 +168,7 @@ def _own_problem(
     places: Mapping[int, str],
     tokenizer: str | None,
 ) -> Problem:
-    """Nothing is common to all but what the handshake finds to be the same."""
+    """A problem with each host's own data; the handshake checks that they fit together."""
     if experiment.partition != OWN:
         raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
     root, options = experiment.data_root, experiment.data_options
@@ -194,7 +194,7 @@ def _own_problem(
 
 
 def task_of(experiment: Experiment, problem: Problem) -> Task:
-    """The model that is trained, drawn alike in every process."""
+    """The model to train, initialised identically in every process."""
     device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
@@ -203,30 +203,30 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
 
 
 class Losses(NamedTuple):
-    """Of the hosted agents in one step."""
+    """The losses of the hosted agents in one step."""
 
     loss_A: Tensor
     active_A: Tensor
-    """Who took the step."""
+    """Which agents took the step."""
 
     def mean(self, otherwise: float | None) -> float | None:
-        """Over those who took the step, if anyone did."""
+        """The mean over the agents that took the step, if any did."""
         return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name, if it can be used here."""
+    """The device with that name, if it is available."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise BadValue("device", name, "cpu, cuda or cuda:N")
     present = torch.cuda.device_count()
     if name != "cpu" and int(name.partition(":")[2] or 0) >= present:
         valid = ", ".join(["cpu", *(f"cuda:{n}" for n in range(present))])
-        raise BadValue("device", name, valid, "no such CUDA device can be used here")
+        raise BadValue("device", name, valid, "this CUDA device is not available")
     return torch.device(name)
 
 
 class Run:
-    """One worker's share of an experiment: the state of its agents and how it goes on."""
+    """One worker's share of an experiment: the state of its agents, and its progress."""
 
     def __init__(
         self,
@@ -238,8 +238,7 @@ class Run:
         test_samples: int | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        """Where some agents are absent, `steps_per_epoch` and `test_samples` are what they are with
-        all of them."""
+        """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
@@ -258,7 +257,9 @@ class Run:
         )
         if experiment.links:
             if len(placement.agents) < placement.topology.agents:
-                raise BadValue("links", experiment.links, "workers=1, where all agents are")
+                raise BadValue(
+                    "links", experiment.links, "workers=1, with all agents in one process"
+                )
             clock = links.parse(experiment.links, problem.topology, experiment.seed)
             self.transport = transport = transport.timed(clock)
         self._try_model(problem)
@@ -268,7 +269,7 @@ class Run:
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
         self.test_samples_absent = (test_samples or self.test.count) - self.test.count
-        """Test samples that have gone with their hosts."""
+        """Test samples that are missing because their hosts are."""
         if steps_per_epoch is None:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
             steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
@@ -281,51 +282,51 @@ class Run:
         self.records: list[Record] = []
         """All so far, of this process or before."""
 
-        # Every agent starts from the same weights, whatever its own process has drawn.
+        # Every agent starts from the same weights, whatever its own process initialised.
         x_D = transport.broadcast(self.task.start(), self._start_agent())
         x_AD = x_D.expand(len(placement.agents), -1).clone()
         self.state: Any = self.algorithm.init(x_AD, self.hood)
         self.epoch = 0
-        """Epochs made so far."""
+        """Epochs completed so far."""
         self.step = 0
-        """Steps made so far."""
+        """Steps completed so far."""
         self.losses: list[Losses] = []
-        """Of the hosted agents in each step of the epoch."""
+        """Losses of the hosted agents in each step of the epoch."""
         self._loss: float | None = None
         self.seconds = 0.0
         """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
 
     def _start_agent(self) -> int:
-        """The named agent, or the first that is present where it is not."""
+        """The named agent, or the first one present if it is absent."""
         numbers = self.transport.placement.numbers
         named = self.experiment.start_agent
         return numbers.index(named) if named in numbers else 0 if numbers else named
 
     def _choose_engine(self) -> Engine:
-        """As asked for; for ``auto`` what the first worker finds fastest, the same on all."""
+        """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
         name, here = self.experiment.engine, self.transport.placement.here
         if name == "auto":
             names = engines.candidates(self.task)
             found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
             if how := engines.missed(self.task):
-                log.info("engine %s is used, with %s", name, how)
+                log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":
-            # It shares out whole gradients; torch's own threads would only get in its way.
+            # It distributes whole gradients; torch's own threads would only get in the way.
             torch.set_num_threads(1)
         return engines.build(name, self.task, self.experiment.seed, self._threads())
 
     def _threads(self) -> int:
-        """As many as asked for, or this process's share of the cores; never more than agents."""
+        """The requested number, or this process's share of the cores; never more than agents."""
         placement = self.transport.placement
         here = int(os.environ.get("LOCAL_WORLD_SIZE", placement.workers))
         threads = self.experiment.threads or max(1, usable_cores() // here)
         return min(threads, len(placement.agents))
 
     def _try_model(self, problem: Problem) -> None:
-        """Finds out on a few samples whether model, loss and data fit, before anything is
+        """Checks on a few samples that model, loss and data fit together, before anything is
         written."""
         names = [f"agent {number}" for number in self.transport.placement.hosted]
         held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
@@ -341,7 +342,7 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run, if nothing ends it early."""
+        """The number of steps in the whole run, unless something ends it early."""
         return self.pace.end_of(self.experiment.epochs)
 
     @property
@@ -350,14 +351,14 @@ class Run:
         return bool(self.stopped) or self.epoch >= self.experiment.epochs
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the state."""
+        """What a checkpoint needs besides the state."""
         samples = self._earlier_samples + self.meter.samples
         about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
 
     def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
-        """Goes on from a checkpoint."""
+        """Continues from a checkpoint."""
         self.state = state
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.step = about.get("step", self.pace.end_of(self.epoch))
@@ -398,8 +399,7 @@ class Run:
                 self.records.append(record)
                 asked = self._asked("on_record", record)
                 self.stopped = self.stopped or asked or self.stop.reason(self.records)
-            if self.epoch == experiment.epochs:
-                self.stopped = ""  # that is no earlier than asked for
+            self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
             self.losses.clear()
 
@@ -419,7 +419,7 @@ class Run:
         return Losses(loss_A.detach().double(), active_A)
 
     def _check_models(self) -> None:
-        # Of the last step no loss is known yet, and a checkpoint must be good.
+        # The loss after the last step is not known yet, and a checkpoint must be good.
         bad = torch.nonzero(~torch.isfinite(self.state.x_AD).all(1)).flatten()
         if len(bad):
             what = f"model: not finite at agent {self.hood.agents[int(bad[0])]}"
@@ -434,7 +434,7 @@ class Run:
     def _check_record(self, record: Record) -> None:
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
-                what = f"{name}: {value} of all agents together"
+                what = f"{name}: {value} over all agents"
                 raise self._diverged(what, self.step)
 
     def _diverged(self, what: str, step: int) -> Diverged:
@@ -443,7 +443,7 @@ class Run:
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
     def _by_agent(self, values: list[float]) -> list[float | None]:
-        """In the order of the experiment's agents, with nothing for those who are absent."""
+        """In the order of the experiment's agents, with None for absent ones."""
         numbers = self.transport.placement.numbers or range(len(values))
         present = dict(zip(numbers, values, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
@@ -458,7 +458,7 @@ class Run:
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
         mean = self.test.score(mean_D)
-        # Some agents rest in some steps, and one that has just come has made none of this epoch.
+        # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)

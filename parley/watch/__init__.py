@@ -1,1 +1,1 @@
-"""What people and trackers see while runs go on."""
+"""What people and trackers see during a run."""

@@ -1,7 +1,7 @@
-"""What the command says beside its results: the package's log, on stderr.
+"""What the command prints besides its results: the package's log, on stderr.
 
-Library code logs to ``parley`` and below and prints nothing; whoever calls it from Python decides
-what becomes of that. The command shows notes, with ``-v`` everything, with ``-q`` only warnings.
+Library code logs to ``parley`` and its children and prints nothing; a Python caller decides what to
+do with that. The command shows notes; with ``-v`` everything, with ``-q`` only warnings.
 """
 
 import logging
@@ -19,7 +19,7 @@ LOG = logging.getLogger("parley")
 
 
 class _Notes(logging.Handler):
-    """One line for each message, above a bar if there is one; on each host one process speaks."""
+    """One line per message, above a bar if there is one; one process per host prints."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not speaks() and record.levelno < logging.WARNING:
@@ -36,7 +36,7 @@ class _Notes(logging.Handler):
 
 
 def show(level: int = logging.INFO) -> None:
-    """Shows the package's log from this level on; above `INFO` nothing else is shown either."""
+    """Shows the package's log from this level up; above `INFO`, progress is hidden too."""
     if not any(isinstance(handler, _Notes) for handler in LOG.handlers):
         LOG.addHandler(_Notes())
         LOG.propagate = False

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal or notebook, else plain lines."""
+"""What people see during a run: a bar in a terminal or notebook, otherwise plain lines."""
 
 import logging
 import time
@@ -30,20 +30,20 @@ from parley.watch.log import console
 log = logging.getLogger(__name__)
 
 REDRAWN = 0.2
-"""Seconds from one picture of a bar to the next in a notebook."""
+"""Seconds between updates of a bar in a notebook."""
 
 
 class RateColumn(ProgressColumn):
-    """How fast it goes."""
+    """The rate of progress."""
 
     def render(self, task: Task) -> Text:
-        """Steps (or epochs) a second."""
+        """Steps (or epochs) per second."""
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{_few_digits(speed)}/s", style="progress.data.speed")
 
 
 def bars() -> Progress:
-    """The look of all progress bars."""
+    """The layout of all progress bars."""
     return Progress(*_columns(), TextColumn("{task.fields[status]}"), console=console)
 
 
@@ -78,7 +78,7 @@ def megabytes(record: Mapping[str, Any] | Record) -> float:
 
 
 def brief(record: Record) -> str:
-    """A record in so few words that they fit beside a bar."""
+    """A record, short enough to fit next to a bar."""
     return f"{record['accuracy_mean_model']:.1%} averaged, {record['accuracy_own']:.1%} own"
 
 
@@ -90,7 +90,7 @@ def status(record: Record) -> str:
 
 
 class _Clock:
-    """How fast steps are made, and how long the rest will take at that rate."""
+    """The rate of steps, and how long the rest will take at that rate."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -98,14 +98,14 @@ class _Clock:
         self.step = self.steps = 0
 
     def tick(self, event: StepDone) -> None:
-        """A step has been made; the first may be far from the beginning, in a resumed run."""
+        """Counts a step; in a resumed run the first one may be far from the beginning."""
         if self._first is None:
             self._first, self._began = event.step, time.monotonic()
         self.step, self.steps = event.step, event.steps
 
     @property
     def rate(self) -> float | None:
-        """Steps a second, evaluation included."""
+        """Steps per second, evaluation included."""
         passed = time.monotonic() - self._began
         made = self.step - (self._first or 0)
         return made / passed if made and passed > 0 else None
@@ -141,7 +141,7 @@ class _Show(ABC):
     def epoch(self, event: EpochDone) -> None: ...
 
     def stop(self) -> None:
-        """After the last event, also when the run fails."""
+        """After the last event, even if the run fails."""
         return
 
 
@@ -171,7 +171,7 @@ class _Terminal(_Show):
 
 
 class _Lines(_Show):
-    """For logs: one line for every record, nothing that moves."""
+    """For logs: one line per record, no animation."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
@@ -188,7 +188,7 @@ class _Lines(_Show):
 
 
 class _Notebook(_Show):
-    """A display that is renewed in place: plain HTML, no widgets, so it stays when it is saved."""
+    """A display that updates in place: plain HTML without widgets, so that it can be saved."""
 
     def __init__(self, experiment: Experiment) -> None:
         super().__init__(experiment)
@@ -232,7 +232,7 @@ class _Notebook(_Show):
 
 
 class TrainingProgress:
-    """Shows the events of one run, in the way that fits to where it runs."""
+    """Shows the events of one run in a way that suits where it runs."""
 
     def __init__(self, experiment: Experiment, shown: bool = True) -> None:
         self._show: _Show | None = None
@@ -255,7 +255,7 @@ class TrainingProgress:
             self._show.stop()
 
     def __call__(self, event: Event) -> None:
-        """One more event."""
+        """Shows an event."""
         if self._show is None:
             return
         match event:

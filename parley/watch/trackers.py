@@ -1,8 +1,8 @@
-"""Trackers that receive the metrics of a run as it goes on: TensorBoard, Weights & Biases, MLflow.
+"""Trackers that receive the metrics of a run live: TensorBoard, Weights & Biases, MLflow.
 
-All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: what a
-run logs leaves the machine only where the user has told the tracker so by its own environment
-variables (``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
+All are optional (``pip install 'parley-learning[trackers]'``) and write to local folders: logged
+metrics leave the machine only if the user has asked the tracker for that through its own
+environment variables (``WANDB_MODE=online``, ``MLFLOW_TRACKING_URI``).
 """
 
 import logging as notes
@@ -27,7 +27,7 @@ Watcher = Callable[[Event], None]
 
 
 def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of trackers from ``tensorboard,mlflow``; checks that they are known and installed.
+    """Tracker names from ``tensorboard,mlflow``; checks that they are known and installed.
 
     >>> parse("tensorbord")
     Traceback (most recent call last):
@@ -46,13 +46,13 @@ def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
         except ImportError as error:
             because = f"{error.name or name} is not installed"
             raise BadValue(
-                "log", name, "after pip install 'parley-learning[trackers]'", because
+                "log", name, "pip install 'parley-learning[trackers]' first", because
             ) from None
     return names
 
 
 class Tracker(ABC):
-    """One run, as told to one tracker."""
+    """One run in one tracker."""
 
     package: str
 
@@ -61,33 +61,33 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """What was measured after so many steps."""
+        """Logs what was measured after this many steps."""
 
     @abstractmethod
     def close(self, complete: bool) -> None:
-        """Nothing more comes."""
+        """Closes the tracker; nothing more will be logged."""
 
 
 class TensorBoard(Tracker):
-    """Event files in ``tensorboard/`` of the run's folder."""
+    """Event files in ``tensorboard/`` in the run's folder."""
 
     package = "tensorboard"
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an interrupted run has written is told again from the start.
+        # What an interrupted run wrote is replaced: all records are logged again.
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=0)
         self._writer.add_text("experiment", f"```toml\n{experiment.to_toml()}\n```")
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """As scalars, on disk before this returns."""
+        """Logs scalars; they are on disk before this returns."""
         for key, value in metrics.items():
             self._writer.add_scalar(key, value, step)
         self._writer.flush()
 
     def close(self, complete: bool) -> None:
-        """Ends the run there too."""
+        """Ends the tracker's run."""
         self._writer.close()
 
 
@@ -111,21 +111,21 @@ class WeightsAndBiases(Tracker):
         )
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """As one row of the run's history."""
+        """Logs one row of the run's history."""
         self._run.log(metrics, step=step)
 
     def close(self, complete: bool) -> None:
-        """Ends the run there too."""
+        """Ends the tracker's run."""
         self._run.finish(exit_code=0 if complete else 1)
 
 
 class MLflow(Tracker):
-    """A run in ``mlflow/`` of the run's folder, or where ``MLFLOW_TRACKING_URI`` says."""
+    """A run in ``mlflow/`` in the run's folder, or at ``MLFLOW_TRACKING_URI``."""
 
     package = "mlflow"
 
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
-        # MLflow asks for a database unless told that a plain folder is meant.
+        # MLflow wants a database unless told to use a plain folder.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -140,16 +140,16 @@ class MLflow(Tracker):
         self._client.log_batch(self._run, params=params)
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """As metrics of the run."""
+        """Logs metrics of the run."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         found = [Metric(key, value, now, step) for key, value in metrics.items()]
-        for start in range(0, len(found), 1000):  # as many as a batch may have
+        for start in range(0, len(found), 1000):  # the limit of a batch
             self._client.log_batch(self._run, metrics=found[start : start + 1000])
 
     def close(self, complete: bool) -> None:
-        """Ends the run there too."""
+        """Ends the tracker's run."""
         self._client.set_terminated(self._run, "FINISHED" if complete else "FAILED")
 
 
@@ -176,7 +176,7 @@ def flat(experiment: Experiment) -> dict[str, Any]:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """A record as numbers; those of single agents as ``accuracy_agents/3``.
+    """A record as numbers; per-agent ones as ``accuracy_agents/3``.
 
     >>> scalars({"epoch": 2, "loss": 0.5, "accuracy_agents": [0.25, 0.75]})
     {'epoch': 2.0, 'loss': 0.5, 'accuracy_agents/0': 0.25, 'accuracy_agents/1': 0.75}
@@ -195,11 +195,11 @@ def scalars(record: Record) -> dict[str, float]:
 def logging(
     names: Sequence[str], experiment: Experiment, out: Path, watch: Watcher
 ) -> Iterator[Watcher]:
-    """A watcher that also tells the trackers of those names every record of the run in `out`.
+    """A watcher that also sends every record of the run in `out` to the named trackers.
 
-    A tracker is opened with the first new record. In a resumed run it is then told all earlier
-    ones too, so that what it has is complete. A tracker that fails is done without: the records
-    are on disk whatever becomes of it.
+    A tracker is opened with the first new record. In a resumed run it also gets all earlier ones,
+    so that its history is complete. If a tracker fails, the run continues without it: the records
+    are on disk in any case.
     """
     opened: dict[str, Tracker] = {}
     pending = list(names)
@@ -218,10 +218,10 @@ def logging(
             for name in list(pending):
                 try:
                     tell(name, event.record)
-                except Exception as error:  # whatever a tracker may raise
+                except Exception as error:  # anything a tracker may raise
                     pending.remove(name)
                     why = " ".join(str(error).split())[:200]
-                    log.info("%s fails (%s); the run goes on without it", name, why)
+                    log.info("%s failed (%s); the run continues without it", name, why)
         watch(event)
 
     complete = False

@@ -1,1 +1,1 @@
-"""Messages along edges: how they are written, who hosts whom, and how they travel."""
+"""Messages along edges: how they are encoded, who hosts which agents, and how they travel."""

@@ -1,29 +1,29 @@
-"""How long messages would take on a given network, where all agents are in one process.
+"""How long messages would take on a given network, with all agents in one process.
 
 Axes: N all agents.
 
-A network is named by a short text, ``delay=0.05,bandwidth=10M,drop=0.01``, or ``file:links.toml``
-with the same names and, where edges differ, a table for each of them:
+A network is written as ``delay=0.05,bandwidth=10M,drop=0.01``, or as ``file:links.toml`` with the
+same keys and, where edges differ, a table for each of them:
 
     delay = 0.02
     bandwidth = "10M"
     [edges."0-1"]
     delay = 0.2
 
-| name        | of every edge j -> i                                                           |
+| key         | for each edge j -> i                                                           |
 |-------------|--------------------------------------------------------------------------------|
-| `delay`     | seconds that a message, or the word that it is awaited, is under way           |
-| `bandwidth` | bits a second; k, M and G stand for thousands, millions and thousand millions  |
+| `delay`     | seconds that a message, or the notice that it is awaited, is in transit        |
+| `bandwidth` | bits per second; k, M and G stand for thousand, million and billion            |
 | `drop`      | probability that a message is lost and has to be sent again                    |
-| `resend`    | seconds after which a loss is noticed (0.2, the least that TCP waits)          |
+| `resend`    | seconds after which a loss is noticed (0.2, TCP's minimum)                     |
 | `spread`    | how much delay and bandwidth differ between edges: σ of a log-normal factor    |
-| `uplink`    | bits a second that one agent can send in all                                   |
+| `uplink`    | bits per second that one agent can send in total                               |
 
-Every agent has a clock. A message leaves when its sender has computed it, its receiver's word that
-it is awaited has come (gloo asks for it, and it is under way for the delay too), and the sender's
-uplink is free. Whoever needs it waits for it; replies of several rounds are under way at the same
-time. Losses do not change what is learned: messages arrive at last,
-as with TCP. Everything random follows from (seed, edge, step).
+Every agent has a clock. A message leaves when its sender has computed it, the receiver's notice
+that it is awaited has arrived (gloo requires it, and it takes the delay too), and the sender's
+uplink is free. A receiver waits for it when it needs it; replies of several rounds are in transit
+at the same time. Losses do not change what is learned: messages arrive eventually, as with TCP.
+Everything random follows from (seed, edge, step).
 """
 
 import tomllib
@@ -40,12 +40,12 @@ from parley.graphs import Topology
 
 # Streams of random numbers: default_rng([seed, stream, ...]).
 _EDGES, _LOSSES = 21, 22
-_TRIES = 100  # after which a message counts as arrived, however bad the link
+_TRIES = 100  # attempts after which a message counts as arrived, however bad the link
 
 
 @dataclass(frozen=True)
 class Link:
-    """What one edge is like."""
+    """The properties of one edge."""
 
     delay: float = 0.0
     bandwidth: float = float("inf")
@@ -56,7 +56,7 @@ class Link:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], base: "Link | None" = None) -> "Link":
-        """From a table of names and values, checked.
+        """From a table of names and values, validated.
 
         >>> Link.of({"delay": "0.05", "bandwidth": "10M"}).bandwidth
         10000000.0
@@ -103,15 +103,17 @@ class Clock:
         self.time_N: NDArray[np.float64] = np.zeros(agents)
         """Seconds since the start at each agent."""
         self._free_N: NDArray[np.float64] = np.zeros(agents)  # when each agent's uplink is
-        self._due_N: NDArray[np.float64] = np.zeros(agents)  # when all has come that is under way
+        self._due_N: NDArray[np.float64] = np.zeros(
+            agents
+        )  # when everything in transit will have arrived
         self._messages = 0
 
     def send(
         self, edges: Sequence[tuple[int, int]], size: int, step: int, later: bool = False
     ) -> None:
-        """A message of so many bytes along each of these edges (sender, receiver), all at once.
+        """A message of this many bytes along each of these edges (sender, receiver), all at once.
 
-        `later`: receivers go on with something else until `settle`.
+        `later`: receivers do something else until `settle`.
         """
         if not later:
             self.settle()
@@ -136,20 +138,20 @@ class Clock:
             self.settle()
 
     def settle(self) -> None:
-        """Every agent waits for what is under way to it."""
+        """Every agent waits for what is in transit to it."""
         self.time_N = np.maximum(self.time_N, self._due_N)
 
     def compute(self, seconds: float) -> None:
-        """Every agent computes for so long."""
+        """Every agent computes for this long."""
         self.settle()
         self.time_N = self.time_N + seconds
 
     def link(self, sender: int, receiver: int) -> Link:
-        """What the edge is like."""
+        """The properties of an edge."""
         return self.edges.get((sender, receiver), self.common)
 
     def seconds(self) -> float:
-        """The time at the agent that is latest."""
+        """The time at the agent furthest behind."""
         return float(max(self.time_N.max(), self._due_N.max()))
 
     def state(self) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class Clock:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a saved state."""
+        """Continues from a saved state."""
         self.time_N, self._free_N = np.array(state["time"]), np.array(state["free"])
         self._messages = state["messages"]
 
@@ -175,7 +177,7 @@ class Clock:
 
 
 def parse(spec: str, topology: Topology, seed: int) -> Clock:
-    """The clocks of a graph's agents on the network that a text names."""
+    """The clocks of a graph's agents on the network given by a spec."""
     own: Mapping[str, Any] = {}
     if spec.startswith("file:"):
         values, own = _read(Path(spec.removeprefix("file:")))
@@ -204,7 +206,7 @@ def parse(spec: str, topology: Topology, seed: int) -> Clock:
             raise BadValue("links", name, 'edges named as "0-1"')
         edge = int(ends[0]), int(ends[1])
         if edge not in known:
-            raise BadValue("links", name, "edges of the graph", f"{topology.name} has none such")
+            raise BadValue("links", name, "edges of the graph", f"{topology.name} has no such edge")
         edges[edge] = Link.of(table, edges.get(edge, common))
     return Clock(common, edges, topology.agents, seed)
 

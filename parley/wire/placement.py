@@ -15,13 +15,13 @@ from parley.graphs import Topology
 
 @dataclass(frozen=True)
 class Placement:
-    """The seat of every agent: ``worker_of[i]`` hosts agent i; this process is worker `here`."""
+    """Where every agent lives: ``worker_of[i]`` hosts agent i; this process is worker `here`."""
 
     topology: Topology
     worker_of: tuple[int, ...]
     here: int = 0
     numbers: tuple[int, ...] = ()
-    """The experiment's number of each agent on the graph, where some of its agents are absent."""
+    """The experiment's number of each agent on the graph, if some agents are absent."""
 
     def __post_init__(self) -> None:
         if len(self.worker_of) != self.topology.agents:
@@ -40,7 +40,7 @@ class Placement:
 
     @property
     def workers(self) -> int:
-        """How many processes take part."""
+        """The number of processes that take part."""
         return max(self.worker_of) + 1
 
     @cached_property
@@ -50,7 +50,7 @@ class Placement:
 
     @cached_property
     def hosted(self) -> tuple[int, ...]:
-        """The experiment's numbers of the agents hosted here, which key all that is random."""
+        """The experiment's numbers of the agents hosted here, from which random choices follow."""
         return tuple(self.number(agent) for agent in self.agents)
 
     def number(self, agent: int) -> int:
@@ -81,7 +81,9 @@ def spread(topology: Topology, workers: int, here: int = 0) -> Placement:
     (0, 0, 0, 1, 1)
     """
     if not 1 <= workers <= topology.agents:
-        raise BadValue("workers", workers, f"1 to {topology.agents}", "every worker hosts an agent")
+        raise BadValue(
+            "workers", workers, f"1 to {topology.agents}", "every worker must host an agent"
+        )
     return Placement(topology, blocks(topology.agents, workers), here)
 
 

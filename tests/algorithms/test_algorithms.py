@@ -263,7 +263,7 @@ def test_ngc_is_affine_in_alpha() -> None:
 def test_on_identical_data_and_models_the_rules_are_dpsgds(
     algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All gradients of the neighbourhood are then the own one, so nothing is left to correct."""
+    """All gradients of the neighbourhood then equal its own, so nothing is left to correct."""
     monkeypatch.setattr(small, "samples", lambda agents: _one_dataset_for_all(agents))
     topology = graphs.ring(4)
     hood, plain = small.hood(topology), small.hood(topology)
@@ -292,7 +292,7 @@ def test_a_second_round_is_sent_only_for_alpha_above_zero(alpha: float) -> None:
 
 
 @pytest.mark.parametrize("scope, scales", [("whole", 1), ("tensor", 4)])
-def test_compressed_second_round_is_one_bit_an_entry(scope: str, scales: int) -> None:
+def test_compressed_second_round_is_one_bit_per_entry(scope: str, scales: int) -> None:
     hood = small.hood(graphs.star(4), torch.float32)
     small.trajectory(build("compngc", {"scope": scope}), hood, 2)
     message = 32 + 4 * scales + (hood.task.size + 7) // 8
@@ -438,7 +438,9 @@ class TestOptions:
             build("ngcc", {})
 
     def test_option_of_another_algorithm(self) -> None:
-        with pytest.raises(BadValue, match=r"alpha: 0.5 .*dpsgd has no such option, ngc, compngc"):
+        with pytest.raises(
+            BadValue, match=r"alpha: 0.5 .*dpsgd has no such option; it belongs to ngc, compngc"
+        ):
             build("dpsgd", {"alpha": 0.5})
 
     def test_weights_an_algorithm_cannot_use(self) -> None:

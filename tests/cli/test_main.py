@@ -46,11 +46,11 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("train --batch 1.5", "batch: 1.5 is not valid; valid: a whole number of at least 1"),
         ("train --agents abc", "agents: 'abc' is not valid; valid: a whole number of at least 1"),
         ("train --seed -1", "seed: -1 is not valid; valid: a whole number of at least 0"),
-        ("train --workers 4 --agents 3", "workers: 4 is not valid (every worker hosts an agent)"),
+        ("train --workers 4 --agents 3", "workers: 4 is not valid (every worker must host an"),
         ("train --threads 0", "threads: 0 is not valid; valid: a whole number of at least 1"),
         ("train --dtype float16", "dtype: 'float16' is not valid; valid: float32, float64"),
         ("train --device tpu", "device: 'tpu' is not valid; valid: cpu, cuda or cuda:N"),
-        ("train --device cuda:99", "device: 'cuda:99' is not valid (no such CUDA device can be us"),
+        ("train --device cuda:99", "device: 'cuda:99' is not valid (this CUDA device is not avail"),
         (
             "train --topology file:apart.txt --agents 4",
             "topology: 'file:apart.txt' is not valid (agent 0 is cut off from agent 2); valid: a gr"
@@ -73,8 +73,8 @@ from tests.cli.test_train import SMALL, SUMMARY
             "partition: 'classes:1' is not valid (classes 3, 4, 5, 6, 7, 8, 9 have no holder); vali"
         ),
         ("train --alpha 0.5 --algorithm dpsgd", "alpha: 0.5 is not valid (dpsgd has no such opti"),
-        ("train --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
-        ("train --resume --out no", "out: 'no' is not valid (--resume found none); valid: a fold"),
+        ("train --resume", "out: missing (--resume needs it); valid: the folder to resume"),
+        ("train --resume --out no", "out: 'no' is not valid (it does not exist); valid: a folder"),
         ("train --out apart.txt --agents 3", "out: 'apart.txt' is not valid (it is a file); valid"),
         ("compare --seeds 0", "seeds: 0 is not valid; valid: a whole number of at least 1"),
         ("compare --seeds x", "seeds: 'x' is not valid; valid: a whole number of at least 1"),
@@ -87,11 +87,11 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("compare --algorithms ngc,ngc:alpha=1", "algorithms: 'NGC' is not valid (it is given twi"),
         ("compare --algorithm ngc --algorithms ngc", "algorithm: 'ngc' is not valid; valid: eithe"),
         ("compare --algorithms dpsgd --alpha 1", "alpha: 1 is not valid (none of dpsgd has"),
-        ("compare --resume", "out: missing (--resume needs it); valid: the folder to go on with"),
+        ("compare --resume", "out: missing (--resume needs it); valid: the folder to resume"),
         ("compare --out apart.txt", "out: 'apart.txt' is not valid (it is a file); valid: a fold"),
-        ("compare --out .", "out: '.' is not valid (it is not empty; --resume goes on with a com"),
+        ("compare --out .", "out: '.' is not valid (it is not empty; use --resume to continue"),
         ("compare --model lenet", "model: 'lenet' is not valid (did you mean 'lenet5'?); valid:"),
-        ("compare --device cuda:99", "device: 'cuda:99' is not valid (no such CUDA device can be"),
+        ("compare --device cuda:99", "device: 'cuda:99' is not valid (this CUDA device is not"),
         (
             "compare --topology star --weights uniform --algorithms dpsgd,cga",
             "weights: 'uniform' is not valid (dpsgd needs doubly-stochastic weights; column 0"

@@ -72,7 +72,7 @@ def test_an_experiment_file_gives_the_same_run_and_flags_win(command):
 def test_a_folder_is_never_overwritten(command, fails):
     assert command("train", SMALL, "--out run")[0] == 0
     assert "already holds this experiment" in fails("train", SMALL, "--out run")
-    assert "holds another experiment (it differs in lr" in fails(
+    assert "holds a different experiment (they differ in lr" in fails(
         "train", SMALL, "--out run --lr 0.7 --resume"
     )
     assert "is not empty" in fails("compare", SMALL, "--out run")
@@ -97,14 +97,14 @@ def test_without_a_folder_a_new_one_is_made(command):
         assert Path(f"runs/ngc-digits-00{number}/summary.json").exists()
 
 
-def test_ctrl_c_says_how_to_go_on(command, monkeypatch):
+def test_ctrl_c_says_how_to_continue(command, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("parley.cli.train.TrainingProgress.__call__", stop)
     code, out, err = command("train", SMALL, "--out run")
     assert code == 130 and out == ""
-    assert "to go on: the same command with --out run --resume" in err
+    assert "to continue: the same command with --out run --resume" in err
     monkeypatch.setattr("parley.cli.flags.read_file", stop)
     code, out, err = command("train some.toml")
     assert (code, out, err) == (130, "", "")

@@ -51,16 +51,16 @@ def errors(hosts: Hosts) -> list[str]:
     return found
 
 
-def test_a_host_that_does_not_come(made: Any) -> None:
+def test_a_host_that_does_not_join(made: Any) -> None:
     for said in errors(made(3, [0, 1], patience=3)):
         assert said.startswith("workers: ")
         assert "3 seconds (--patience)" in said
-        assert "did not all come" in said or "could not all be connected" in said
+        assert "did not all join" in said or "could not all be connected" in said
 
 
-def test_a_host_that_does_not_come_to_a_run_that_heals(made: Any) -> None:
+def test_a_host_that_does_not_join_a_run_that_heals(made: Any) -> None:
     for said in errors(made(3, [0, 1], patience=3, on_failure="heal")):
-        assert "worker 2 said nothing about its agents for 3 seconds (--patience)" in said
+        assert "worker 2 did not report its agents within 3 seconds (--patience)" in said
 
 
 def test_a_port_that_is_taken(made: Any) -> None:
@@ -96,7 +96,7 @@ def test_one_host_diverges(made: Any, mode: str) -> None:
     for said in (first, second):
         assert re.match("loss: (nan|inf) at agent 3, step ", said)
         assert "training has diverged" in said
-    assert f"(said by worker 1 on {here()})" in first
+    assert f"(reported by worker 1 on {here()})" in first
 
 
 def test_a_full_disk(made: Any, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_full_disk(made: Any, tmp_path: Path) -> None:
         first, second = errors(hosts)
         assert "cannot be written" in second
         assert "o space left" in second or "ot enough space" in second or "full" in second.lower()
-        assert first.startswith(second) and f"(said by worker 1 on {here()})" in first
+        assert first.startswith(second) and f"(reported by worker 1 on {here()})" in first
         (small / "ballast").unlink()
         hosts.hurry()
         for rank in range(2):
@@ -147,9 +147,7 @@ def test_a_host_that_dies_is_named_on_every_other(made: Any) -> None:
     for rank in (0, 2):
         assert hosts.wait(rank) == 2, hosts.words()
         [said] = [line for line in hosts.err(rank).splitlines() if line.startswith("error: ")]
-        assert said.startswith(
-            f"error: workers: worker 1 ({here()}, agent 2) has gone without a word"
-        ), hosts.words()
+        assert said.startswith(f"error: workers: lost worker 1 ({here()}, agent 2)"), hosts.words()
         assert "gloo" not in hosts.err(rank) and "Traceback" not in hosts.err(rank)
 
 

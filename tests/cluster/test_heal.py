@@ -76,7 +76,7 @@ class TestTheGraphThatIsLeft:
 
 
 @pytest.mark.parametrize("disk", ["kept", "lost"])
-def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> None:
+def test_a_host_that_dies_is_dropped_and_readmitted(hosts: Hosts, disk: str) -> None:
     """From its own folder, or with nothing: on a new machine."""
     hosts.until(lambda: len(hosts.records()) >= 2)
     hosts.kill(2)
@@ -93,13 +93,13 @@ def test_a_host_that_dies_is_dropped_and_taken_back(hosts: Hosts, disk: str) -> 
     hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
     hosts.hurry()
     in_agreement(hosts, [0, 1, 2], RUN["epochs"])
-    assert "note: worker 2 has gone; the others go on without agents 4, 5" in hosts.err(0)
-    assert "note: worker 2 has gone" in hosts.err(1)
-    assert "note: worker 2 is back with agents 4, 5" in hosts.err(1)
+    assert "note: worker 2 was lost; continuing without agents 4, 5" in hosts.err(0)
+    assert "note: worker 2 was lost" in hosts.err(1)
+    assert "note: worker 2 rejoined with agents 4, 5" in hosts.err(1)
     assert None not in hosts.records()[-1]["accuracy_agents"]
 
 
-def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -> None:
+def test_test_samples_on_absent_hosts_are_reported(tmp_path: Path) -> None:
     """Ten at each agent: sixty, then forty while a host is away, then sixty again."""
     hosts = Hosts(tmp_path, 3, odd=dict.fromkeys(range(3), "own test"), **RUN)
     try:
@@ -117,7 +117,7 @@ def test_test_samples_that_are_gone_with_their_host_are_missed(tmp_path: Path) -
         for rank in (0, 1):
             assert hosts.err(rank).count("test samples") == 2
             assert (
-                "note: tested on 40 of 60 test samples; the others have gone with their hosts\n"
+                "note: tested on 40 of 60 test samples; the others are on absent hosts\n"
                 in hosts.err(rank)
             )
             assert "note: tested on 60 of 60 test samples again\n" in hosts.err(rank)
@@ -138,7 +138,7 @@ def test_a_silent_host_is_dropped_and_comes_back_by_itself(hosts: Hosts) -> None
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_host_with_the_store_goes(hosts: Hosts, how: signal.Signals) -> None:
+def test_the_host_with_the_store_is_lost(hosts: Hosts, how: signal.Signals) -> None:
     """The others stop, say how to go on, and all go on from there."""
     hosts.until(lambda: len(hosts.records(1)) >= 2)
     hosts.send(0, how)

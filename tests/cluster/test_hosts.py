@@ -156,7 +156,7 @@ class TestOwnData:
             own.load({4: "wards:bad"})
         with pytest.raises(BadValue, match=r"agent 4: .*no attribute 'none'"):
             own.load({4: "wards:none"})
-        with pytest.raises(BadValue, match="nobody has said where its data lie"):
+        with pytest.raises(BadValue, match="the location of its data is not given"):
             own.load({}, [2])
         with pytest.raises(BadValue, match='unless the experiment has data = "own"'):
             run.problem(Experiment.of(agents=2), places={0: "x"})
@@ -231,7 +231,7 @@ class TestSeats:
     @pytest.mark.parametrize(
         "claims, words",
         [
-            (([0], [1]), "nobody hosts agents 2, 3"),
+            (([0], [1]), "no worker hosts agents 2, 3"),
             (([0, 1], [1, 2, 3]), "agent 1 is hosted both by worker 0 .* and by worker 1 "),
             (([0, 1, 2, 3], None), "worker 1 .* is left without an agent"),
             (([0, 9], None), "agents_here: 9 is not valid"),
@@ -281,9 +281,9 @@ class TestHandshake:
         assert str(found[0]).startswith("hosts do not agree: ")
         assert words.format(here=here()) in str(found[0])
 
-    def test_a_peer_that_says_nothing_is_named(self) -> None:
+    def test_a_silent_peer_is_named(self) -> None:
         peers = Noticeboard(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
-        with pytest.raises(ParleyError, match=r"worker 1 said nothing about its claims for 0\.2"):
+        with pytest.raises(ParleyError, match=r"worker 1 did not report its claims within 0\.2"):
             handshake.agree(peers, [0], {})
 
     def test_a_peer_that_fails_is_heard(self) -> None:

@@ -150,7 +150,7 @@ class TestEnds:
         assert command.wait() == 2
         assert command.error() == (
             "worker 1 (agents 5, 6, 7, 8, 9) was killed (SIGKILL); the same command with --resume "
-            "goes on from the last checkpoint"
+            "continues from the last checkpoint"
         )
         assert command.nothing_left()
         run_here(out, resume=True, workers=2)
@@ -271,7 +271,7 @@ class TestBadInput:
 
     def test_more_workers_than_agents(self, folder: Path) -> None:
         words = self.refused(folder, "--workers=11")
-        assert words == "workers: 11 is not valid (every worker hosts an agent); valid: 1 to 10"
+        assert words == "workers: 11 is not valid (every worker must host an agent); valid: 1 to 10"
 
     def test_workers_that_the_launcher_did_not_start(self, folder: Path) -> None:
         words = self.refused(folder, "--workers=3", environment=as_rank(0, 2))
@@ -280,7 +280,7 @@ class TestBadInput:
 
     def test_a_launcher_with_more_processes_than_agents(self, folder: Path) -> None:
         words = self.refused(folder, environment=as_rank(0, 11))
-        assert words == "workers: 11 is not valid (every worker hosts an agent); valid: 1 to 10"
+        assert words == "workers: 11 is not valid (every worker must host an agent); valid: 1 to 10"
 
     def test_a_launcher_that_says_too_little(self, folder: Path) -> None:
         words = self.refused(folder, environment={"RANK": "0", "WORLD_SIZE": "2"})
@@ -290,7 +290,7 @@ class TestBadInput:
     def test_too_few_processes(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for key, value in as_rank(0, 2).items():
             monkeypatch.setenv(key, value)
-        with pytest.raises(ParleyError, match="announced 2 processes, which did not all come"):
+        with pytest.raises(ParleyError, match="announced 2 processes, which did not all join"):
             run_here(tmp_path / "run", patience=1)
         assert not (tmp_path / "run").exists()
 
@@ -311,7 +311,9 @@ class TestBadInput:
 
     def test_another_experiment_in_the_folder(self, folder: Path, two: object) -> None:
         before = {p: p.read_bytes() for p in (folder / "two").rglob("*") if p.is_file()}
-        with pytest.raises(ParleyError, match=r"holds another experiment \(it differs in lr\)"):
+        with pytest.raises(
+            ParleyError, match=r"holds a different experiment \(they differ in lr\)"
+        ):
             run_here(folder / "two", workers=2, lr=0.2, resume=True)
         assert {p: p.read_bytes() for p in (folder / "two").rglob("*") if p.is_file()} == before
 
@@ -344,7 +346,7 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         ({"model": "resnet20", "agents": 2}, True, 2),
     ],
 )
-def test_workers_when_nobody_has_said(
+def test_workers_by_default(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     options: dict[str, Any],

@@ -147,7 +147,7 @@ def test_too_many_folders_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(runs_module, "MOST_FOLDERS", 3)
     for k in range(9):
         (tmp_path / f"{k}").mkdir()
-    assert Runs(tmp_path).listing()["note"] == "only the first 3 folders are looked into"
+    assert Runs(tmp_path).listing()["note"] == "only the first 3 folders are searched"
 
 
 def test_the_last_record_is_found_behind_damage(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_damaged_status_or_summary(tmp_path: Path) -> None:
     assert state(tmp_path)["state"] == "stopped"
 
 
-def test_a_real_run_while_it_goes_on_and_after_it_was_killed(tmp_path: Path) -> None:
+def test_a_real_run_while_active_and_after_it_was_killed(tmp_path: Path) -> None:
     long = ("train", "--agents=3", "--epochs=100000", "--evaluate-every=20")
     command = Command(tmp_path, *long, "--out", tmp_path / "runs/live")
     runs = Runs(tmp_path / "runs")
@@ -361,7 +361,7 @@ def test_graphs_that_are_not_known_or_too_large(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0 1\n")
     options = {"agents": 2, "topology": f"file:{secret}"}
-    assert graph(options, None)["note"] == "its graph is not known here"
+    assert graph(options, None)["note"] == "its graph cannot be reconstructed here"
     assert graph(options, None)["edges"] == [] and len(graph(options, None)["positions"]) == 2
     assert graph({"agents": 3}, {"edges": [[0, 9, 1.0]], "topology": "x"})["edges"] == []
     damaged = {"edges": "x", "topology": "torus:axb"}
@@ -487,7 +487,7 @@ def test_a_port_that_is_taken_and_the_next_one() -> None:
 
 @pytest.mark.parametrize("host", ["not a name", "203.0.113.7"])
 def test_an_address_of_another_machine(host: str) -> None:
-    with pytest.raises(BadValue, match=r"host: .* valid: a name or an address of this machine"):
+    with pytest.raises(BadValue, match=r"host: .* valid: a host name or address of this machine"):
         listen(host, 0)
 
 
@@ -512,8 +512,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Command, str]]:
         taken.bind(("127.0.0.1", port))
         taken.listen()
         command = Command(tmp_path, "dash", tmp_path / "runs", "--port", port, "--no-open")
-        assert command.until(lambda: "Ctrl-C ends" in command.err), command.err
-    assert f"port {port} is taken" in command.err
+        assert command.until(lambda: "press Ctrl-C to stop" in command.err), command.err
+    assert f"port {port} is in use" in command.err
     yield command, re.findall(r"http://\S+", command.err)[0]
     command.send(signal.SIGKILL)
     command.wait()

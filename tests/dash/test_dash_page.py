@@ -84,9 +84,7 @@ def ready(shown: Any, title: str = "Test accuracy") -> None:
     shown.wait_for_selector(f"{card(title)} canvas")
 
 
-def test_curves_grow_while_a_run_goes_on_and_its_death_is_seen(
-    chromium: Any, tmp_path: Path
-) -> None:
+def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with served(root) as url, page(chromium, url) as shown:
         shown.wait_for_selector("text=does not exist yet")

@@ -250,8 +250,8 @@ def test_dirichlet_extremes(a):
         ("skew:nan", "skew:s with s from 0 to 1"),
         ("dirichlet:0", "a number a above 0"),
         ("dirichlet:inf", "a number a above 0"),
-        ("classes:0", "a whole number k from 1"),
-        ("classes:1.5", "a whole number k from 1"),
+        ("classes:0", "a whole number k of at least 1"),
+        ("classes:1.5", "a whole number k of at least 1"),
         ("iid:3", "valid: iid"),
         ("file:", "the path of a JSON file"),
     ],
@@ -333,7 +333,7 @@ class TestUsedSamples:
     def test_an_agent_left_with_nothing_is_named(self, tmp_path):
         path = tmp_path / "parts.json"
         path.write_text("[[0], [1, 2]]")
-        with pytest.raises(BadValue, match=r"leave agent 0 none of its samples\); valid: a larger"):
+        with pytest.raises(BadValue, match=r"leave agent 0 without samples\); valid: a larger"):
             partition(f"file:{path}", np.zeros(3, dtype=int), ring(2), 0, np.array([1, 2]))
 
 
@@ -343,12 +343,12 @@ class TestUsedSamples:
         ("[[0], [1], [2]]", "3 entries for 2 agents"),
         ("[[0], []]", "agent 1's entry is not a list with at least one index"),
         ('[[0], "b"]', "agent 1's entry"),
-        ("[[0], [4]]", "agent 1 has an index that is not from 0 to 3"),
-        ("[[0], [-1]]", "not from 0 to 3"),
-        ("[[0], [true]]", "not from 0 to 3"),
-        ("[[0], [1.0]]", "not from 0 to 3"),
-        ("[[0, 1], [1]]", "agent 1 has an index that was already given"),
-        ("[[0, 0], [1]]", "agent 0 has an index that was already given"),
+        ("[[0], [4]]", "agent 1 has an index outside 0 to 3"),
+        ("[[0], [-1]]", "outside 0 to 3"),
+        ("[[0], [true]]", "outside 0 to 3"),
+        ("[[0], [1.0]]", "outside 0 to 3"),
+        ("[[0, 1], [1]]", "agent 1 has an index that an agent already holds"),
+        ("[[0, 0], [1]]", "agent 0 has an index that an agent already holds"),
         ("{}", "it is a dict"),
         ("[[0]", "not JSON"),
     ],

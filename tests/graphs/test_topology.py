@@ -420,8 +420,8 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
         ("0 1 heavy\n", "line 1: '0 1 heavy'"),
         ("0 1 0.5 9\n", "line 1"),
         ("0 1 0.5\n1 2\n", "a weight on every line or on none"),
-        ("0 1 0.5\n1 0 0.4\n", "line 2 gives edge 1 -> 0 another weight"),
-        ("0 1\n1 3\n", "no line has agent 2"),
+        ("0 1 0.5\n1 0 0.4\n", "line 2 gives edge 1 -> 0 a second weight"),
+        ("0 1\n1 3\n", "no line mentions agent 2"),
         ("0 -> 1\n", "nothing that agent"),
         ("0 1\n2 3\n", "agent 0 is cut off from agent 2"),
         ("# nothing\n", "it has no edges"),
@@ -429,7 +429,7 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
         ("0 1 nan\n", "line 1: '0 1 nan'"),
     ],
 )
-def test_a_bad_file_is_told_where(tmp_path: Path, text: str, told: str) -> None:
+def test_a_bad_file_is_reported_with_the_line(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "graph.txt"
     path.write_text(text)
     with pytest.raises(BadValue) as error:
@@ -479,9 +479,9 @@ def test_a_topology_passes_through_or_is_reweighted() -> None:
         ("circulant:1,x", 5, "topology", "circulant:1,5"),
         ("circulant:5", 5, "topology", "offsets from 1 to 4 for 5 agents"),
         ("circulant:2", 6, "topology", "cut off"),
-        ("torus", 7, "topology", "7 agents make no grid"),
+        ("torus", 7, "topology", "7 agents do not form a grid"),
         ("torus", 7, "topology", "such as 8, or topology=ring"),
-        ("torus:1x5", 5, "topology", "R and C 2 or more"),
+        ("torus:1x5", 5, "topology", "R and C at least 2"),
         ("torus:2x", 5, "topology", "torus:2x5"),
         ("torus:2x5", 12, "agents", "12 is not valid (topology 'torus:2x5' has 10 agents)"),
         ("hypercube", 12, "topology", "a power of two, such as 8 or 16"),
@@ -491,15 +491,15 @@ def test_a_topology_passes_through_or_is_reweighted() -> None:
         ("random-regular:9", 5, "topology", "a degree below 5"),
         ("random-regular:1", 6, "topology", "a degree of 2 or more"),
         ("random-regular:x", 6, "topology", "random-regular:3"),
-        ("erdos-renyi:1.5", 5, "topology", "a probability above 0, up to 1"),
-        ("erdos-renyi:nan", 5, "topology", "a probability above 0, up to 1"),
+        ("erdos-renyi:1.5", 5, "topology", "a probability above 0 and at most 1"),
+        ("erdos-renyi:nan", 5, "topology", "a probability above 0 and at most 1"),
         ("erdos-renyi:0.001", 20, "topology", "none of 100 draws for 20 agents was connected"),
         ("ring", None, "agents", "a number of agents for topology 'ring'"),
         ("ring", 0, "agents", "1 or more"),
         (None, 3, "topology", "a networkx graph or a Topology"),
     ],
 )
-def test_a_bad_spec_is_told_why(spec: str, agents: int | None, field: str, told: str) -> None:
+def test_a_bad_spec_gets_a_reason(spec: str, agents: int | None, field: str, told: str) -> None:
     with pytest.raises(BadValue) as error:
         parse(spec, agents)
     assert error.value.field == field
@@ -520,15 +520,21 @@ def test_no_agents(build, agents: int) -> None:  # type: ignore[no-untyped-def]
         ("metropolys", "did you mean 'metropolis'?"),
         ("metropolis", "agent 0 sends to agent 1 but hears nothing back"),
         (np.eye(3), "(3, 3) is not valid; valid: shape (4, 4) for 4 agents"),
-        (np.full((4, 4), 0.25), "agent 0 gives it to agent 1, which does not send to it"),
+        (np.full((4, 4), 0.25), "agent 0 gives this weight to agent 1, which does not send to it"),
         (np.full((4, 4), np.inf), "inf is not valid"),
         ([[1, 2], [3]], "a 4 x 4 matrix of numbers"),
         (scipy.sparse.eye_array(3), "(3, 3) is not valid; valid: shape (4, 4) for 4 agents"),
-        (scipy.sparse.csr_array(np.full((4, 4), 0.25)), "agent 0 gives it to agent 1, which"),
-        (scipy.sparse.csc_array(np.diag([1.0, 1.0, np.nan, 1.0])), "agent 2 gives it to agent 2"),
+        (
+            scipy.sparse.csr_array(np.full((4, 4), 0.25)),
+            "agent 0 gives this weight to agent 1, which",
+        ),
+        (
+            scipy.sparse.csc_array(np.diag([1.0, 1.0, np.nan, 1.0])),
+            "agent 2 gives this weight to agent 2",
+        ),
     ],
 )
-def test_bad_weights_are_told_why(weights: Weights, told: str) -> None:
+def test_bad_weights_get_a_reason(weights: Weights, told: str) -> None:
     with pytest.raises(BadValue) as error:
         tp.directed_ring(4, weights=weights)
     assert error.value.field == "weights"

@@ -186,7 +186,7 @@ def test_unknown_names_and_options():
         build("lenet", (1, 28, 28), 10)
     with pytest.raises(BadValue, match=r"'width' is not valid.*no options: lenet5 has none"):
         build("lenet5", (1, 28, 28), 10, width=2)
-    with pytest.raises(BadValue, match="whole number from 1"):
+    with pytest.raises(BadValue, match="whole number of at least 1"):
         build("mlp", (4,), 2, hidden=0)
     for wrong in ("hf", "hf:"):
         with pytest.raises(BadValue, match="hf:FOLDER or hf:OWNER/NAME"):
@@ -213,9 +213,9 @@ def test_inputs_must_be_of_the_models_kind():
     check_inputs("cnn5", images)
     check_inputs("hf:anything", texts)
     check_inputs("somebody's own", texts)
-    with pytest.raises(BadValue, match=r"'cnn5'.*numbers of tokens.*bert-mini"):
+    with pytest.raises(BadValue, match=r"'cnn5'.*token IDs.*bert-mini"):
         check_inputs("cnn5", texts)
-    with pytest.raises(BadValue, match=r"'hf:x'.*not texts.*mlp"):
+    with pytest.raises(BadValue, match=r"'hf:x'.*not text.*mlp"):
         check_inputs("hf:x", images)
 
 

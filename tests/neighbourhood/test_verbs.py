@@ -13,8 +13,8 @@ from parley.compute.task import Task
 from parley.graphs import Topology
 from parley.neighbourhood import Mail, Meter, Neighbourhood
 from parley.wire.codec import ScaledSign, build
+from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.transport import Local
 from tests import small
 
 DIGRAPH = nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2), (2, 0)])
@@ -70,7 +70,7 @@ class TestWho:
 
 
 class TestGradients:
-    def test_of_the_own_data(self) -> None:
+    def test_of_the_agents_own_data(self) -> None:
         hood = small.hood(graphs.ring(4))
         x_AD = values(hood)
         g_AD, loss_A = hood.gradient(x_AD, small.batches(hood.placement).at(0))
@@ -126,7 +126,7 @@ class TestGradients:
         assert torch.equal(hood.at(2).another_batch().inputs, seen[2].inputs)
         other = [hood.at(step).another_batch(draw=2) for step in range(4)]
         assert any(not torch.equal(a.inputs, b.inputs) for a, b in zip(seen, other, strict=True))
-        with pytest.raises(RuntimeError, match="made without batches"):
+        with pytest.raises(RuntimeError, match="has no batches"):
             small.hood(topology).another_batch()
 
 
@@ -256,7 +256,7 @@ class TestPairs:
 
     def test_no_edge(self) -> None:
         hood = small.hood(graphs.ring(4))
-        with pytest.raises(ValueError, match=r"\(0, 2\) is no edge"):
+        with pytest.raises(ValueError, match=r"\(0, 2\) is not an edge"):
             hood.tell(values(hood), [(0, 2)])
 
     @pytest.mark.parametrize("codec", ["", "sign", "topk:0.1"])

@@ -17,7 +17,8 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import campaign, collect, costs, paired, pictures, presets, report
 from parley.reproduce.campaign import Order
-from parley.reproduce.presets import Paper, Preset, Reduction, figures, select
+from parley.reproduce.preset import CHOICES, METHODS, SAMPLES, Paper, Preset, Reduction, variants
+from parley.reproduce.presets import figures, select
 from parley.reproduce.presets import presets as all_presets
 from parley.results.read import find_runs
 from parley.store import status
@@ -51,11 +52,23 @@ def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
             assert costs.graph_of(preset, variant).agents == preset.agents
 
 
+def test_later_papers_are_presets_without_figures_of_the_paper() -> None:
+    later = [p for p in all_presets().values() if p.table == "follow-up"]
+    assert len(later) == 5 * 2 * (5 + 2) and not any(p.paper for p in later)
+    gut = all_presets()["follow-up/resnet20/dirichlet-0.01/dyck/32/gut"].experiment()
+    assert (gut.topology, gut.partition, gut.lr, gut.epochs) == ("dyck", "dirichlet:0.01", 0.1, 200)
+    assert gut.algorithm.settings()["mu"] == 0.9
+    ngc = all_presets()["follow-up/vgg11/dirichlet-0.1/ring/16/ngc"]
+    dpsgd = all_presets()["follow-up/vgg11/dirichlet-0.1/ring/16/dpsgd"]
+    assert ngc.experiment().algorithm.settings()["nesterov"] is False
+    assert costs.gradients(ngc) == 3 * costs.gradients(dpsgd) == 3 * 200 * 50_000
+
+
 def test_one_choice_as_printed_changes_nothing_else() -> None:
     seen = set()
     for preset in all_presets().values():
         run = preset.experiment("as-run")
-        for variant in presets.variants()[2:]:
+        for variant in variants()[2:]:
             choice = variant.removeprefix("as-run-but-")
             try:
                 made = preset.experiment(variant)
@@ -64,7 +77,7 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 continue
             seen.add((preset.method, choice))
             printed = preset.experiment("as-printed")
-            option = presets.CHOICES[choice]
+            option = CHOICES[choice]
             if choice == "evonorm":
                 assert made.model_options == printed.model_options != run.model_options
                 assert made.algorithm == run.algorithm and made.topology == run.topology
@@ -74,7 +87,7 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 assert made.algorithm == both != run.algorithm
                 assert run.same_as(made) == ["algorithm"]
     assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
-    assert {c for m, c in seen if m == "cga"} == set(presets.CHOICES)
+    assert {c for m, c in seen if m == "cga"} == set(CHOICES)
     assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
 
 
@@ -98,11 +111,11 @@ def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> No
     [
         ("as-run-but-flor", "some of gradient, momentum, floor"),
         ("as-run-but-floor,flor", "some of gradient, momentum, floor"),
-        ("as-run-but-floor,floor", "each once"),
+        ("as-run-but-floor,floor", "comma-separated"),
         ("as-run-but-", "some of gradient"),
         ("as-printed-but-floor", "valid: as-printed, as-run"),
         ("as-rum", "did you mean 'as-run'"),
-        ("as-run-but-floor,evonorm", "CGA there does not depend on evonorm"),
+        ("as-run-but-floor,evonorm", "CGA does not depend on evonorm there"),
     ],
 )
 def test_wrong_variants_are_refused(variant: str, words: str) -> None:
@@ -168,7 +181,7 @@ def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     assert not preset.reduced(100, 1.0)
     with pytest.raises(BadValue, match="1 to 100"):
         preset.experiment(reduction=Reduction(200))
-    with pytest.raises(BadValue, match="above 0, below 1"):
+    with pytest.raises(BadValue, match="above 0 and below 1"):
         preset.experiment(reduction=Reduction(None, 1.5))
     curve = all_presets()["figures/iid/5/ring"]
     decay = parley.schedule.parse_schedule(curve.experiment(reduction=Reduction(30)).lr_decay)
@@ -215,7 +228,7 @@ def test_the_list_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = command().stdout
     assert all(p.group in shown for p in all_presets().values())
     rows = json.loads(command("fashion_mnist", "--agents", "10", "--list", "--json").stdout)
-    assert [row["method"] for row in rows] == list(presets.METHODS)
+    assert [row["method"] for row in rows] == list(METHODS)
     assert rows[3]["gradients"] == 18_000_000 and rows[0]["hours"] > 0
 
 
@@ -238,7 +251,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
         epochs=4, batch=32, lr=0.1, lr_decay="step", hyper={}, bias_norms=True,
     )  # fmt: skip
     known = {**made, curve.name: curve}
-    monkeypatch.setitem(presets.SAMPLES, "digits", 1437)
+    monkeypatch.setitem(SAMPLES, "digits", 1437)
     monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
     monkeypatch.setattr(presets, "presets", lambda: known)
     monkeypatch.setattr(collect, "presets", lambda: known)
@@ -322,7 +335,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     page = report.markdown(found, {})
     assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
     assert "gradient as printed" not in page, "the paper's table is without it"
-    assert "In words" not in page and "Not told apart" not in page
+    assert "In words" not in page and "Inconclusive" not in page
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
     assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
 
@@ -371,8 +384,8 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
         "scale": "inconclusive",
         "scope": "one seed: no claim",
         "floor and scale": "**lower**",
-        "floor, beside scale": "**lower**",
-        "scale, beside floor": "**higher**",
+        "floor, given scale": "**lower**",
+        "scale, given floor": "**higher**",
     }
     # The sixth seed has nothing to stand beside, so that it is not in the mean either.
     assert rows["floor"][:3] == ["71.00", "59.00", "-12.00 ± 0.62"]
@@ -380,8 +393,8 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     claims = report.ablation_claims(results)
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
-    assert any("- CGA, floor as printed, where scale is as printed, too: " in c for c in claims)
-    assert claims[-1] == "- Not told apart from no difference: CGA, scale as printed"
+    assert any("- CGA, floor as printed, where scale is as printed too: " in c for c in claims)
+    assert claims[-1] == "- Inconclusive: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
     told = json.loads(report.as_json(collect.Found(results)))["ablations"]
     assert {a["seeds"]: a["interval"] is None for a in told} == {5: False, 1: True}
@@ -405,7 +418,7 @@ def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
         ("NGC", "CGA", "inconclusive"),
     ]
     assert report.order_claims(results) == [
-        "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods 4 stand in the paper's order, 1 the "
+        "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods, 4 are in the paper's order, 1 the "
         "other way round, 1 inconclusive"
     ]
     assert report.order_rows(results_of("cga", as_run=[80.0])) == []
@@ -422,7 +435,7 @@ def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
     assert page.read_text() == "by hand\n"
 
 
-def test_interrupted_runs_go_on(small: list[Preset], tmp_path: Path) -> None:
+def test_interrupted_runs_continue(small: list[Preset], tmp_path: Path) -> None:
     job = campaign.jobs(small[:1], Order(), tmp_path)[0]
     finish(small[:1], tmp_path)
     whole = RunFolder(job.out).records()
@@ -455,7 +468,7 @@ def test_a_run_that_another_process_is_at_has_not_failed(
     folder.open(job.experiment, resume=False)
     with status.held(folder.path) as locked:
         assert locked
-        with pytest.raises(ParleyError, match="another process is training into"):
+        with pytest.raises(ParleyError, match="another process is using"):
             finish(small[:1], tmp_path)
         assert campaign.state(job) == "begun"
     assert finish(small[:1], tmp_path)["done"]
@@ -470,19 +483,19 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
     before = sorted(p.name for p in job.out.iterdir())
 
     (job.out / EXPERIMENT).write_text(toml.replace("lr = 0.1", "lr = 0.2"))
-    with pytest.raises(ParleyError, match=r"holds another experiment .* differs in lr"):
+    with pytest.raises(ParleyError, match=r"holds a different experiment .* differ in lr"):
         finish(small[:1], tmp_path)
-    assert "differs in lr" in collect.collect(tmp_path).refused[0]
+    assert "differ in lr" in collect.collect(tmp_path).refused[0]
 
     (job.out / EXPERIMENT).write_text(toml + "\n[future]\nwarp = 9\n")
-    with pytest.raises(ParleyError, match=r"not an experiment of this version .*future"):
+    with pytest.raises(ParleyError, match=r"not a valid experiment for this version .*future"):
         finish(small[:1], tmp_path)
 
     (job.out / EXPERIMENT).write_text(toml)
     (job.out / SUMMARY).unlink()
     environment = json.loads((job.out / ENVIRONMENT).read_text())
     (job.out / ENVIRONMENT).write_text(json.dumps(environment | {"parley": "0.0.0"}))
-    with pytest.raises(ParleyError, match=r"begun by parley 0\.0\.0, this is"):
+    with pytest.raises(ParleyError, match=r"started by parley 0\.0\.0, but this is"):
         finish(small[:1], tmp_path)
     assert sorted([*(p.name for p in job.out.iterdir()), SUMMARY]) == before
 
@@ -492,10 +505,10 @@ def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None
     campaign.pack(tmp_path / "out", tmp_path / "kept")
     (kept,) = find_runs(tmp_path / "kept")
     (kept / "records.jsonl").write_text("{}\n")
-    with pytest.raises(ParleyError, match="holds another run"):
+    with pytest.raises(ParleyError, match="holds a different run"):
         campaign.pack(tmp_path / "out", tmp_path / "kept")
     assert (kept / "records.jsonl").read_text() == "{}\n"
-    with pytest.raises(BadValue, match="outside of --out"):
+    with pytest.raises(BadValue, match="outside --out"):
         campaign.pack(tmp_path / "out", tmp_path / "out" / "kept")
 
 

@@ -44,7 +44,7 @@ def test_the_formula_gives_the_cifar10_table() -> None:
 def test_misprints_are_named() -> None:
     rows = {(row.name, row.methods): row for row in resources.communication()}
     missing = rows["cifar10/cnn5/torus/20", "D-PSGD, NGC α=0"]
-    assert (missing.remark, round(missing.formula, 2)) == ("missing in the paper", 9.01)
+    assert (missing.remark, round(missing.formula, 2)) == ("missing from the paper", 9.01)
     swapped = rows["ag_news/bert-mini/ring/4", "CGA, NGC"]
     assert swapped.remark == "misprint for 468.59"
     assert swapped.formula == pytest.approx(468.59, rel=1e-3)

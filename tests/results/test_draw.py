@@ -59,7 +59,7 @@ def test_an_unknown_ending(name: str) -> None:
         assert e.value.field == "out"
 
 
-def test_wrong_holdings_are_told(tmp_path: Path) -> None:
+def test_wrong_holdings_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "a.png"
     with pytest.raises(BadValue, match=r"holdings: \(4, 3\) is not valid; valid: shape \(5, cl"):
         topology_picture(ring(5), out, HOLDINGS)
@@ -172,7 +172,7 @@ def test_a_sequence_is_drawn_round_by_round(figures: list[Figure], tmp_path: Pat
 def test_long_sequences_are_drawn_in_part(figures: list[Figure], tmp_path: Path) -> None:
     topology_picture(parse("matchings:20", 6), tmp_path / "rounds.png")
     assert len(figures[0].axes) == PANELS
-    assert f"{20 - PANELS} further rounds not drawn" in figures[0].texts[0].get_text()
+    assert f"{20 - PANELS} more rounds not drawn" in figures[0].texts[0].get_text()
 
 
 def test_trees_grow_downwards_without_overlap() -> None:

@@ -17,7 +17,8 @@ from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import cell as paper
-from parley.reproduce.presets import Reduction, presets
+from parley.reproduce.preset import Reduction
+from parley.reproduce.presets import presets
 from parley.results import sections as charts
 from parley.results import style
 from parley.results.curves import POINTS
@@ -123,7 +124,7 @@ def test_an_experiment_of_another_version_is_shown_with_a_note(copied: Path) -> 
     path = copied / "ngc/seed-0/experiment.toml"
     path.write_text("warp_drive = true\n" + path.read_text())
     group = next(g for g in groups_of(copied) if g.experiment is None)
-    assert group.label == "seed-0" and "not understood by this version" in group.note
+    assert group.label == "seed-0" and "this version does not understand" in group.note
     assert "seed-0" in report_page(groups_of(copied))
 
 
@@ -164,7 +165,7 @@ def test_older_runs_have_a_graph_without_classes_and_say_why(copied: Path) -> No
 
 
 def test_fields_that_are_not_recorded_are_named(runs: Path, copied: Path) -> None:
-    assert sections(runs / "dpsgd")["bias"].missing.startswith("Not recorded: give a run")
+    assert sections(runs / "dpsgd")["bias"].missing.startswith("Not recorded: use")
     both = sections(runs)["bias"]
     assert len(both.charts) == 2 and "Not recorded for D-PSGD." in both.text
     for path in copied.rglob("records.jsonl"):
@@ -175,7 +176,7 @@ def test_fields_that_are_not_recorded_are_named(runs: Path, copied: Path) -> Non
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     made = sections(copied)
     assert made["bytes"].missing == "The records do not count bytes."
-    assert made["agents"].missing == "The records have no accuracies of single agents."
+    assert made["agents"].missing == "The records have no per-agent accuracies."
     assert [c["title"] for c in made["loss"].charts] == ["Test loss of the averaged model"]
     assert len(made["accuracy"].charts) == 2
     report_page(groups_of(copied))
@@ -194,8 +195,8 @@ def test_a_run_without_records_yet_has_a_page(copied: Path) -> None:
     for name in ("records.jsonl", "summary.json", "confusion.json"):
         (run / name).unlink()
     made = sections(run)
-    assert made["accuracy"].missing == "There is no record yet."
-    assert made["confusion"].missing == "They are recorded when a run is complete."
+    assert made["accuracy"].missing == "There are no records yet."
+    assert made["confusion"].missing == "They are recorded once a run is complete."
     assert "epoch 0 of 4" in report_page(groups_of(run))
 
 
@@ -335,11 +336,11 @@ def test_the_command_writes_the_page_beside_the_runs(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["nowhere"], "run: 'nowhere' is not valid (there is none); valid: the folder of a run"),
+        (["nowhere"], "run: 'nowhere' is not valid (it does not exist)"),
         (["file.txt"], "run: 'file.txt' is not valid (it is a file)"),
         (
             ["empty"],
-            "run: 'empty' is not valid (neither it nor a folder in it has experiment.toml)",
+            "run: 'empty' is not valid (neither it nor any folder in it has experiment.toml)",
         ),
         (
             ["empty", "--out", "x.pdf"],

@@ -14,8 +14,8 @@ from parley.algorithms import CompNGC
 from parley.errors import ParleyError
 from parley.graphs import Topology
 from parley.store import checkpoint
+from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
-from parley.wire.transport import Local
 from tests import small
 from tests.processes import Command, recorded, records
 
@@ -70,12 +70,12 @@ class TestFiles:
         """Written by several workers, read by one, and the other way round."""
         state, whole = saved(tmp_path)
         topology = whole.topology
-        order = [topology.edges[e] for r in whole.incoming_of for e in r]
+        order = [topology.edges[e] for r in whole.edges.incoming_of for e in r]
         samples = 0.0
         for here in range(max(worker_of) + 1):
             part = Local(Placement(topology, worker_of, here))
             agents = list(part.placement.agents)
-            edges = [order.index(topology.edges[e]) for r in part.incoming_of for e in r]
+            edges = [order.index(topology.edges[e]) for r in part.edges.incoming_of for e in r]
             e_AD, e_ID = state.gradient
             mine = state._replace(
                 x_AD=state.x_AD[agents],
@@ -148,19 +148,21 @@ class TestFiles:
             checkpoint.load(path.parents[2], 3, state, transport)
         words = str(caught.value)
         assert words.startswith(f"checkpoint: {path} is damaged (")
-        assert words.endswith(f"remove {path.parent} to go on from the checkpoint before it")
+        assert words.endswith(f"remove {path.parent} to continue from the checkpoint before it")
 
     def test_another_graph(self, tmp_path: Path) -> None:
         state, _ = saved(tmp_path, graphs.ring(4))
         other = Local(spread(graphs.star(4), 1))
         errors = state.gradient
         cut = state._replace(gradient=errors._replace(e_ID=errors.e_ID[:6]))
-        with pytest.raises(ParleyError, match="has nothing for edge 0 -> 2: it is of another"):
+        with pytest.raises(
+            ParleyError, match="has nothing for edge 0 -> 2: it is from a different"
+        ):
             checkpoint.load(tmp_path, 3, cut, other)
 
     def test_another_model(self, tmp_path: Path) -> None:
         state, transport = saved(tmp_path)
-        with pytest.raises(ParleyError, match=r"of another model or algorithm \(x_AD\)"):
+        with pytest.raises(ParleyError, match=r"from a different model or algorithm \(x_AD\)"):
             checkpoint.load(tmp_path, 3, state._replace(x_AD=state.x_AD[:, 1:]), transport)
 
     def test_one_of_an_earlier_version(self, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ class TestFiles:
             v_AD: Tensor
 
         checkpoint.save(tmp_path, 3, Flat(state.x_AD, state.update.v_AD), transport, ABOUT)
-        with pytest.raises(ParleyError, match=r"cannot be resumed \(an earlier version of Parley"):
+        with pytest.raises(ParleyError, match=r"cannot be resumed \(it was written by an earlier"):
             checkpoint.load(tmp_path, 3, state, transport)
 
     def test_a_state_whose_fields_share_memory(self, tmp_path: Path) -> None:
@@ -186,7 +188,9 @@ class TestFiles:
             x_AD: Tensor
             count: Tensor
 
-        with pytest.raises(TypeError, match="count: a field of a state must end in its axes"):
+        with pytest.raises(
+            TypeError, match="count: the name of a state's field must end in its axes"
+        ):
             transport = Local(spread(graphs.ring(3), 1))
             checkpoint.save(tmp_path, 1, State(torch.ones(3, 2), torch.ones(3)), transport, ABOUT)
 
@@ -273,7 +277,7 @@ def test_damage_is_named_nothing_is_changed_and_the_remedy_works(
     assert command.wait() == 2
     words = command.error()
     assert words.startswith(f"checkpoint: {newest} is damaged (")
-    assert f"remove {newest.parent} to go on" in words
+    assert f"remove {newest.parent} to continue" in words
     assert contents(out) == before
 
     for path in newest.parent.iterdir():

@@ -34,7 +34,9 @@ def test_another_experiment_is_refused_and_untouched(tmp_path: Path, resume: boo
     run.open(EXPERIMENT, resume=False)
     before = contents(tmp_path)
     other = EXPERIMENT.replace(lr=0.3, seed=4)
-    with pytest.raises(ParleyError, match=r"holds another experiment \(it differs in lr, seed\)"):
+    with pytest.raises(
+        ParleyError, match=r"holds a different experiment \(they differ in lr, seed\)"
+    ):
         run.open(other, resume)
     assert contents(tmp_path) == before
 
@@ -42,7 +44,7 @@ def test_another_experiment_is_refused_and_untouched(tmp_path: Path, resume: boo
 def test_the_same_experiment_needs_the_word_resume(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.open(EXPERIMENT, resume=False)
-    with pytest.raises(ParleyError, match="add --resume to go on with it"):
+    with pytest.raises(ParleyError, match="add --resume to continue it"):
         run.open(EXPERIMENT, resume=False)
     run.open(EXPERIMENT.replace(workers=2, threads=3), resume=True)  # how, not what
 

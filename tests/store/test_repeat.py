@@ -163,7 +163,9 @@ def test_a_graph_of_python_is_resumed_only_as_itself(place: Path, graph: Topolog
     whole = parley.train(topology=graph, out="first", resume=True, progress=False, **SMALL)
     assert len(whole.records) == 2
     other = topology.ring(3, weights="metropolis")
-    with pytest.raises(ParleyError, match=r"holds another experiment .it differs in .*topology"):
+    with pytest.raises(
+        ParleyError, match=r"holds a different experiment .they differ in .*topology"
+    ):
         parley.train(topology=other, out="first", resume=True, progress=False, **SMALL)
 
 
@@ -178,7 +180,7 @@ def test_a_file_that_has_changed_is_another_experiment(place: Path, command: Any
     parts = [list(range(agent, 800, 4)) for agent in range(4)]
     Path("parts.json").write_text(json.dumps(parts))
     code, err = command(f"{words} --resume")
-    assert code == 2 and "differs in topology, partition" in err
+    assert code == 2 and "differ in topology, partition" in err
 
 
 def test_the_file_says_how_many_agents_there_are(place: Path, command: Any) -> None:
@@ -242,7 +244,7 @@ class TestOwnParts:
             assert read_file(Path(f"run-{number}/experiment.toml"))["from_python"] == missing
             code, err = command(f"train run-{number}/experiment.toml --out again")
             assert code == 2 and f"its {' and '.join(missing)} came from Python" in err
-            assert "the Python program that gave them" in err and not Path("again").exists()
+            assert "the Python program that provided them" in err and not Path("again").exists()
         code, err = command("train run-1/experiment.toml --model logistic --epochs 1 --out again")
         assert code == 0, err
         assert read_file(Path("again/experiment.toml"))["from_python"] == []

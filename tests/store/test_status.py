@@ -50,7 +50,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
 
     def watch(event: Event) -> None:
         if isinstance(event, StepDone) and not refused:
-            with pytest.raises(ParleyError, match="another process is training into") as error:
+            with pytest.raises(ParleyError, match="another process is using") as error:
                 parley.train(out=out, resume=True, **SMALL)
             refused.append(str(error.value))
 

@@ -240,7 +240,11 @@ def test_what_is_done_is_not_run_again(command, monkeypatch):
     ]  # fmt: skip
     assert records(Path("all/d-psgd/seed-0")) == before
     code, _, err = command(f"{words} --lr 0.7")
-    assert code == 2 and "holds another experiment (it differs in lr)" in err and len(executed) == 4
+    assert (
+        code == 2
+        and "holds a different experiment (they differ in lr)" in err
+        and len(executed) == 4
+    )
 
 
 def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
@@ -262,7 +266,7 @@ def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
     stopped.interrupt_all()
     assert stopped.wait() == 130, stopped.err
     assert "Traceback" not in stopped.err
-    assert f"to go on: the same command with --out {folder} --resume" in stopped.err
+    assert f"to continue: the same command with --out {folder} --resume" in stopped.err
     assert stopped.nothing_left()
     assert not (folder / "table.md").exists()
     assert not all((run / "summary.json").exists() for run in runs)

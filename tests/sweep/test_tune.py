@@ -126,10 +126,10 @@ class TestResults:
         cells = [line.split("|") for line in (out / "table.md").read_text().splitlines()[2:]]
         assert [int(row[-2]) for row in cells] == [1, 1]
 
-    def test_goes_on_where_it_stopped(self, searched: tuple[Path, list[tune.Trial]]) -> None:
+    def test_continues_where_it_stopped(self, searched: tuple[Path, list[tune.Trial]]) -> None:
         out, todo = searched
         before = {t.job.out: (t.job.out / "experiment.toml").stat().st_mtime_ns for t in todo}
-        with pytest.raises(BadValue, match="it is not empty; --resume goes on"):
+        with pytest.raises(BadValue, match="it is not empty; use --resume to continue"):
             tune.tune(todo, 1, out, resume=False)
         tune.tune(todo, 1, out, resume=True)
         after = {t.job.out: (t.job.out / "experiment.toml").stat().st_mtime_ns for t in todo}
@@ -188,7 +188,7 @@ class TestWhatIsAskedFor:
             "compare --tune 2 --algorithms ngc:lr=0.3",
         ):
             code, err = command(words)
-            assert code == 2 and "lr: 0.3 is not valid (tuning looks for it)" in err
+            assert code == 2 and "lr: 0.3 is not valid (tuning chooses it)" in err
 
     def test_a_given_averaging_rate_is_not_searched(self) -> None:
         at = (0.5, 0.5)
@@ -226,7 +226,7 @@ class TestWhatIsAskedFor:
 
     def test_a_rate_for_all_beside_tuned_ones_is_refused(self, command: Any) -> None:
         code, err = command("compare --tuned x.toml --lr 0.3")
-        assert code == 2 and "--tuned says it for each method" in err
+        assert code == 2 and "--tuned sets it for each method" in err
 
     def test_a_graph_behind_a_name_is_not_replaced(self, command: Any) -> None:
         words = "compare --algorithms dpsgd,relaysgd:topology=ring --partitions iid,skew:1"

@@ -15,8 +15,8 @@ from parley.data import Batches, Transform
 from parley.neighbourhood import Neighbourhood
 from parley.training import metrics
 from parley.training.run import Problem, Run
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 from tests.small import CLASSES, FEATURES, samples
 
 AGENTS, BATCH, EPOCHS = 5, 4, 3

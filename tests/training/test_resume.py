@@ -14,8 +14,8 @@ from parley.store import checkpoint
 from parley.training.events import EpochDone
 from parley.training.record import Record
 from parley.training.run import Problem, Run, problem
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 EPOCHS = 4
 UPDATES = ["ngc+adamw", "dpsgd+clip+lion", "dpsgd+sam"]

@@ -143,7 +143,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
         agents=3, epochs=2, out=tmp_path / "run", progress=False, log="tensorboard"
     )
     assert len(result.records) == 2
-    assert capsys.readouterr().err.count("tensorboard fails (disk full); the run goes on") == 1
+    assert capsys.readouterr().err.count("tensorboard failed (disk full); the run continues") == 1
 
 
 def test_bad_names_and_missing_packages_are_told_before_anything_is_done(
@@ -156,6 +156,6 @@ def test_bad_names_and_missing_packages_are_told_before_anything_is_done(
     ):
         parley.train(log="tensorboard")
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(BadValue, match=r"mlflow is not installed\); valid: after pip install"):
+    with pytest.raises(BadValue, match=r"mlflow is not installed\); valid: pip install"):
         parley.train(log="mlflow", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Agents that start from unequal models, as those do who are left when a host has gone.
+"""Agents that start from different models, as those that remain after a host is lost do.
 
 Every algorithm of the table: with no gradients the models come together, where they should; with
 gradients they come to rest where they would have from a common start.

@@ -19,7 +19,8 @@ from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.codec import ScaledSign
 from parley.wire.placement import spread
-from parley.wire.transport import KINDS, Processes
+from parley.wire.processes import Processes
+from parley.wire.transport import KINDS
 from tests import namespaces
 from tests.processes import PATIENCE, process
 
@@ -28,7 +29,7 @@ METHODS: dict[str, Algorithm] = {"ngc": NGC(), "compngc": CompNGC()}
 
 
 def net() -> nn.Module:
-    """300,000 parameters in four tensors: messages of 1.2 MB, or 37 kB at one bit an entry."""
+    """300,000 parameters in four tensors: messages of 1.2 MB, or 37 kB at one bit per entry."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(20, 10_000), nn.ReLU(), nn.Linear(10_000, 9))
 
@@ -98,7 +99,7 @@ def test_the_interfaces_count_what_parley_counts(seen, method) -> None:
         assert host[method]["wire"] > counted
 
 
-def test_the_second_round_is_one_bit_an_entry(seen) -> None:
+def test_the_second_round_is_one_bit_per_entry(seen) -> None:
     """At least 30 times less leaves a host than with plain NGC."""
     for host in seen:
         assert host["compngc"]["second wire"] == pytest.approx(host["compngc"]["second"], rel=0.05)

@@ -65,7 +65,7 @@ def test_what_is_taken_out_of_a_value_is_what_the_message_says(
 
 
 @given(messages())
-def test_one_bit_an_entry_leaves_what_the_papers_say(
+def test_one_bit_per_entry_leaves_what_the_papers_say(
     case: tuple[Tensor, tuple[int, ...]],
 ) -> None:
     """‖m - C(m)‖² = ‖m‖² - ‖m‖₁²/d in each segment, so it contracts by δ = ‖m‖₁² / (d ‖m‖²)."""
@@ -78,7 +78,7 @@ def test_one_bit_an_entry_leaves_what_the_papers_say(
         assert ((left_Ed.square().sum(1) - expected_E).abs() <= 1e-12 * square_E).all()
 
 
-def test_one_bit_an_entry_by_hand() -> None:
+def test_one_bit_per_entry_by_hand() -> None:
     m_ED = torch.tensor([[1.0, -2.0, 0.0, 5.0, -3.0, 1.0]])
     assert ScaledSign((6,)).round_trip(m_ED).tolist() == [[2.0, -2.0, 2.0, 2.0, -2.0, 2.0]]
     assert ScaledSign((3, 3)).round_trip(m_ED).tolist() == [[1.0, -1.0, 1.0, 3.0, -3.0, 3.0]]

@@ -278,7 +278,7 @@ class TestSpecs:
         "spec, words",
         [
             ("topk", "valid: topk:0.01"),
-            ("topk:0", "valid: topk:0.01 .a share above 0, up to 1"),
+            ("topk:0", "valid: topk:0.01 .0 < fraction <= 1"),
             ("topk:1.5", "valid: topk:0.01"),
             ("topk:nan", "valid: topk:0.01"),
             ("randomk:half", "valid: randomk:0.01 or randomk:0.01,unbiased"),
@@ -298,9 +298,9 @@ class TestSpecs:
 
     def test_random_codecs_ask_for_keys(self) -> None:
         for spec in ("randomk:0.1", "qsgd:8"):
-            with pytest.raises(ParleyError, match="needs a key for each of 2 messages, none"):
+            with pytest.raises(ParleyError, match="needs a key for each of 2 messages, but none"):
                 build(spec, [30]).encode(torch.ones(2, 30))
-            with pytest.raises(ParleyError, match="2 messages, 3 were given"):
+            with pytest.raises(ParleyError, match="2 messages, but 3 were given"):
                 build(spec, [30]).keyed(keys(3)).encode(torch.ones(2, 30))
 
 
@@ -317,7 +317,7 @@ class TestInANeighbourhood:
         flow = hood.exchange(x_AD, build(spec, hood.sizes))
         got_ID = torch.cat(list(flow))
         senders = [
-            hood.transport.topology.edges[e][0] for r in hood.transport.incoming_of for e in r
+            hood.transport.topology.edges[e][0] for r in hood.transport.edges.incoming_of for e in r
         ]
         assert torch.equal(got_ID, seen_AD[senders])
         length = 32 + codec.message_bytes(torch.float64)

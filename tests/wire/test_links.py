@@ -23,8 +23,10 @@ from parley.errors import BadValue
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.clock import Link, parse
+from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.transport import Local, Processes, Transport
+from parley.wire.processes import Processes
+from parley.wire.transport import Transport
 from tests import namespaces
 from tests.processes import PATIENCE, process
 

@@ -5,8 +5,8 @@ Theorem 1 needs a step size η with
     (1 - β)² / (βL)  <  η  ≤  [√(4s² + 6s(1 - β)²) - 2s] / (6L),    s = 1 - √ρ,
 
 and there is none: the upper end is at most (1 - β)² / (4L), because √(a² + b) ≤ a + b/(2a), while
-the lower end is at least (1 - β)² / L, four times that. The lower end comes from asking for C1 > 0,
-with which the bound is divided.
+the lower end is at least (1 - β)² / L, four times that. The lower end comes from requiring C1 > 0,
+by which the bound is divided.
 """
 
 import math
@@ -47,7 +47,7 @@ class StepSizes:
     upper: float
     """η must not be larger."""
     cap: float
-    """What the upper end never exceeds, whatever the graph: (1 - β)² / (4L)."""
+    """A limit on the upper end for any graph: (1 - β)² / (4L)."""
 
     @classmethod
     def of(cls, topology: Topology, smoothness: float, momentum: float) -> "StepSizes":
@@ -60,7 +60,7 @@ class StepSizes:
 
     @property
     def empty(self) -> bool:
-        """Whether no step size fits."""
+        """Whether no step size satisfies it."""
         return self.lower >= self.upper
 
 

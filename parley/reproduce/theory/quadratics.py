@@ -1,8 +1,8 @@
-"""The lemmas and the rate, checked where everything that they speak of is known.
+"""The lemmas and the rate, checked where every quantity in them is known.
 
 The lemmas are checked on quadratics, f_i(x) = ½ (x - b_i)ᵀ A_i (x - b_i) with a diagonal A_i, where
-everything that they speak of is known. An agent's samples are noisy copies of b_i, and NGC is the
-real one: algorithm, neighbourhood, transport and batches are those that train networks.
+every quantity in them is known. An agent's samples are noisy copies of b_i, and NGC is the real
+one: algorithm, neighbourhood, transport and batches are the same as for training networks.
 
 Axes: N agents, K steps, D parameters, n samples of an agent.
 """
@@ -24,8 +24,8 @@ from parley.data import Batch, Batches, Samples, Transform
 from parley.graphs import Topology, ring
 from parley.neighbourhood import Neighbourhood
 from parley.reproduce.theory.bounds import root_rho
+from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import Local
 
 Values = NDArray[np.float64]
 
@@ -38,7 +38,7 @@ class Point(nn.Module):
         self.x_D = nn.Parameter(torch.zeros(size))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """√a (x - b), whose half square is the loss."""
+        """√a (x - b); half its square is the loss."""
         centre, curvature = inputs.chunk(2, -1)
         return curvature.sqrt() * (self.x_D - centre)
 
@@ -65,7 +65,7 @@ class QuadraticEngine(Engine):
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Agents with different quadratics: what the lemmas speak of is known of them."""
+    """Agents with different quadratics, for which every quantity in the lemmas is known."""
 
     centres_ND: Values
     """b_i."""
@@ -95,7 +95,7 @@ class Quadratics:
         b_ND = rng.standard_normal((agents, size))
         b_ND -= b_ND.mean(0)
         largest = max(np.linalg.norm(a_D * b_D) for b_D in b_ND)
-        # A common part that all agents agree on: the way to the minimum.
+        # A common part that all agents agree on: the direction of the minimum.
         common_D = np.full(size, 2 / math.sqrt(size))
         return cls(common_D + heterogeneity / largest * b_ND, a_D * factor_ND, noise)
 
@@ -115,7 +115,7 @@ class Quadratics:
         return self.noise * float(np.linalg.norm(self.curvatures_ND, axis=1).max())
 
     def zeta(self, at_KND: Values | None = None) -> float:
-        """ζ: the largest ‖∇f_i - ∇F‖ at the points given; with one curvature all are alike."""
+        """ζ: the largest ‖∇f_i - ∇F‖ at the given points; any point if all curvatures agree."""
         points = np.zeros((1, self.centres_ND.shape[1])) if at_KND is None else at_KND
         points = points.reshape(-1, points.shape[-1])
         worst = 0.0
@@ -133,7 +133,7 @@ class Quadratics:
         return slope_PD
 
     def samples(self, n: int, seed: int) -> list[Samples]:
-        """Every agent's noisy copies of its centre, whose mean is the centre exactly."""
+        """Every agent's noisy copies of its centre, whose mean is exactly the centre."""
         rng = np.random.default_rng([seed, 17])
         made = []
         for b_D, a_D in zip(self.centres_ND, self.curvatures_ND, strict=True):
@@ -180,7 +180,7 @@ def trace(
         data, x_AD, v_AD = batches.at(step), state.x_AD, state.update.v_AD
         state = algorithm.step(state, hood, data, lr).state
         x.append(x_AD.numpy())
-        # A sample's gradient is A (x - sample): the own one needs no second pass.
+        # A sample's gradient is A (x - sample): an agent's own needs no second pass.
         a_AD = torch.from_numpy(problem.curvatures_ND)
         mean_AD = (data.weights[..., None] * data.inputs[..., :size]).sum(1)
         g.append((a_AD * (x_AD - mean_AD)).numpy())
@@ -210,7 +210,7 @@ class Lemmas:
     """The last line of its proof, E‖g̃^i - g^i‖² ≤ 4(σ²/N + ζ²), for the worst agent. It does not
     follow, and for many agents with little heterogeneity it is false."""
     all_differences: Check
-    """The lemma that is used for the consensus error: Σ E‖g̃^i - g^i‖² ≤ 4N(σ² + ζ²)."""
+    """The lemma used for the consensus error: Σ E‖g̃^i - g^i‖² ≤ 4N(σ² + ζ²)."""
     consensus: Check
     """Lemma 2: the summed distance of the models from their mean."""
 
@@ -254,7 +254,7 @@ def lemmas(
 
 
 class Rate(NamedTuple):
-    """Mean of ‖∇F(x̄)‖² over a run, for so many agents and steps."""
+    """Mean of ‖∇F(x̄)‖² over a run with these numbers of agents and steps."""
 
     agents: int
     steps: int

@@ -43,7 +43,7 @@ def _no_arguments(text: str) -> None:
 def _fraction(text: str) -> float:
     fraction = float(text)
     if not 0 < fraction <= 1:
-        raise ValueError("not a share")
+        raise ValueError("not a fraction")
     return fraction
 
 
@@ -85,9 +85,9 @@ _FAMILIES: dict[str, tuple[str, Callable[[str, tuple[int, ...]], Codec]]] = {
     "dense": ("dense", _dense),
     "fp16": ("fp16", _half),
     "sign": ("sign", _sign),
-    "topk": ("topk:0.01 (a share above 0, up to 1)", _topk),
-    "randomk": ("randomk:0.01 or randomk:0.01,unbiased (a share above 0, up to 1)", _randomk),
-    "qsgd": ("qsgd:8, qsgd:4, qsgd:2, or with the entries of a bucket qsgd:4,512", _qsgd),
+    "topk": ("topk:0.01 (0 < fraction <= 1)", _topk),
+    "randomk": ("randomk:0.01 or randomk:0.01,unbiased (0 < fraction <= 1)", _randomk),
+    "qsgd": ("qsgd:8, qsgd:4, qsgd:2, or with a bucket size qsgd:4,512", _qsgd),
 }
 
 EXAMPLES = ("dense", "fp16", "sign", "topk:0.01", "randomk:0.01", "qsgd:8")
@@ -95,17 +95,17 @@ EXAMPLES = ("dense", "fp16", "sign", "topk:0.01", "randomk:0.01", "qsgd:8")
 
 
 def build(spec: str, sizes: Sequence[int], field: str = "codec") -> Codec:
-    """The codec that a spec stands for; `field` is what its errors name.
+    """The codec for a spec; `field` is the name used in errors.
 
-    `sizes` are the entries of each parameter tensor, or ``[D]``: `sign` has a scale and `topk` a
-    choice for each of them, the others take the vector as a whole.
+    `sizes` are the numbers of entries of each parameter tensor, or ``[D]``: `sign` has a scale and
+    `topk` a selection for each of them; the others treat the vector as a whole.
 
     >>> import torch
     >>> build("topk:0.01", [1000]).message_bytes(torch.float32)  # 10 values, 10 times 10 bits
     53
     >>> build("topk", [1000])
     Traceback (most recent call last):
-    parley.errors.BadValue: codec: 'topk' is not valid; valid: topk:0.01 (a share above 0, up to 1)
+    parley.errors.BadValue: codec: 'topk' is not valid; valid: topk:0.01 (0 < fraction <= 1)
     >>> build("qsdg:8", [1000])
     Traceback (most recent call last):
     parley.errors.BadValue: codec: 'qsdg' is not valid (did you mean 'qsgd'?); valid: ...

@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Codec(ABC):
-    """How the values of one edge are written as bytes."""
+    """How the values of one edge are encoded as bytes."""
 
     number: int
-    """Names the codec in a message's header."""
+    """Identifies the codec in a message's header."""
     draws: ClassVar[bool] = False
     """Whether messages depend on random choices, for which it needs keys."""
     key_E: Tensor | None = None
@@ -41,7 +41,7 @@ class Codec(ABC):
         return self
 
     def take(self, p_ED: Tensor) -> Tensor:
-        """Encodes `p_ED` and takes out of it what the message carries: the error stays."""
+        """Encodes `p_ED` and subtracts what the message carries: the error remains."""
         wire_EB = self.encode(p_ED)
         p_ED.sub_(self.decode(wire_EB, p_ED.dtype))
         return wire_EB

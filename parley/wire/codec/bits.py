@@ -43,7 +43,7 @@ def unpack_signs(packed_EB: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Bytes that so many numbers of `width` bits take."""
+    """The bytes that `count` numbers of `width` bits take."""
     return (count * width + 7) // 8
 
 
@@ -93,7 +93,7 @@ def random_bits(key_E: Tensor, count: int) -> Tensor:
 
 
 def hashed(*parts: int | Tensor) -> Tensor:
-    """One key out of several numbers, each of which may be one for every message.
+    """One key from several numbers, each of which may be one number per message.
 
     >>> bool(hashed(1, torch.tensor([2, 3]), 4).unique().numel() == 2)
     True
@@ -112,7 +112,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in: torch has signed numbers only."""
+    """Shifts right, filling with zeros: torch only has signed numbers."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 

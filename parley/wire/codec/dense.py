@@ -1,4 +1,4 @@
-"""Every entry by itself: as it is, or in half precision.
+"""Every entry separately: as it is, or in half precision.
 
 Axes: E messages, D flat parameters, B bytes of one message.
 """
@@ -13,7 +13,7 @@ from parley.wire.codec.base import Codec
 
 @dataclass(frozen=True)
 class Dense(Codec):
-    """The numbers as they are: 4 bytes an entry for float32. Encoding is a view, not a copy.
+    """The numbers as they are: 4 bytes per entry for float32. Encoding is a view, not a copy.
 
     >>> codec = Dense(3)
     >>> wire = codec.encode(torch.tensor([[1.0, -2.0, 0.5]]))
@@ -38,7 +38,7 @@ class Dense(Codec):
         return wire_EB.view(dtype)
 
     def take(self, p_ED: Tensor) -> Tensor:
-        """All of it; a copy, for a view would lose what is taken."""
+        """Takes everything; a copy, because a view would be overwritten."""
         wire_EB = self.encode(p_ED.clone())
         p_ED.sub_(self.decode(wire_EB, p_ED.dtype))
         return wire_EB
@@ -46,10 +46,10 @@ class Dense(Codec):
 
 @dataclass(frozen=True)
 class Half(Codec):
-    """IEEE half precision: 2 bytes an entry, a relative error of at most 2⁻¹¹.
+    """IEEE half precision: 2 bytes per entry, with a relative error of at most 2⁻¹¹.
 
-    Finite numbers beyond ±65504 are sent as ±65504, those below about 6·10⁻⁸ as 0; what is not
-    finite stays so.
+    Finite numbers beyond ±65504 are sent as ±65504, those below about 6·10⁻⁸ as 0; NaN and infinity
+    are preserved.
 
     >>> Half(3).round_trip(torch.tensor([[1.0, 1e9, 1 / 3]])).tolist()
     [[1.0, 65504.0, 0.333251953125]]
@@ -71,5 +71,5 @@ class Half(Codec):
 
     def decode(self, wire_EB: Tensor, dtype: torch.dtype) -> Tensor:
         """Exact: every half is a float."""
-        # A copy: the bytes of a slice need not lie where a number may start.
+        # A copy: the bytes of a slice may not be aligned.
         return wire_EB.clone(memory_format=torch.contiguous_format).view(torch.float16).to(dtype)

@@ -1,4 +1,4 @@
-"""A few bits an entry, rounded at random so that the mean is right.
+"""A few bits per entry, rounded at random so that the mean is exact.
 
 Axes: E messages, D flat parameters, S buckets, B bytes of one message.
 """
@@ -24,7 +24,7 @@ class QSGD(Codec):
     """Multiples of 1/s of the largest magnitude of a bucket, s = 2^(bits - 1) - 1.
 
     Alistarh et al., NeurIPS 2017, with the largest magnitude as the scale. An entry lies between
-    two multiples, and the chance of each is such that ``E C(m) = m``. Two bits are -1, 0 and 1
+    two multiples, with probabilities such that ``E C(m) = m``. Two bits are -1, 0 and 1
     times the scale. The step is 1/s of a bucket's largest entry, so for each entry the error is
     below that, and zeros stay zeros.
 
@@ -58,7 +58,7 @@ class QSGD(Codec):
         return -(-self.size // self.bucket)
 
     def message_bytes(self, dtype: torch.dtype) -> int:
-        """A number for each bucket, and ``⌈D bits / 8⌉`` bytes."""
+        """One number per bucket, and ``⌈D bits / 8⌉`` bytes."""
         return self._buckets * dtype.itemsize + packed_bytes(self.size, self.bits)
 
     def keyed(self, key_E: Tensor) -> Self:
@@ -75,7 +75,7 @@ class QSGD(Codec):
         exact_ED = exact_ESb.flatten(1)[:, : self.size].nan_to_num(0.0)  # 0/0 in an empty bucket
         chance_ED = ((random_bits(key_E, self.size) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
         below_ED = exact_ED.floor()
-        # In float64, where a chance that is not 0 stays above 0.
+        # In float64, where a nonzero probability stays above 0.
         up_ED = chance_ED < (exact_ED - below_ED).double()
         levels_ED = (below_ED + up_ED).clamp(-self.levels, self.levels).to(torch.int64)
         packed_EB = pack_numbers(levels_ED + self.levels, self.bits)

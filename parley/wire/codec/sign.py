@@ -1,4 +1,4 @@
-"""One bit an entry: signs under a common scale.
+"""One bit per entry: signs with a common scale.
 
 Axes: E messages, D flat parameters, B bytes of one message, S scales.
 """
@@ -17,10 +17,10 @@ from parley.wire.codec.bits import pack_bits, unpack_signs
 
 @dataclass(frozen=True)
 class ScaledSign(Codec):
-    """One bit an entry: ``(‖p‖₁ / d) · sgn(p)``, eight signs to a byte behind their scales.
+    """One bit per entry: ``(‖p‖₁ / d) · sgn(p)``, the scales and then eight signs per byte.
 
     A bit has two values, so ``sgn(0) = +1`` here where the papers' arithmetic has 0. The two
-    differ only on entries that are exactly zero (dead units), and error feedback takes up the
+    differ only on entries that are exactly zero (dead units), and error feedback corrects the
     difference in the next step.
 
     >>> codec = ScaledSign((4,))
@@ -58,7 +58,7 @@ class ScaledSign(Codec):
             self._decode(wire_EB, m_ED, subtract=False)
             return m_ED
         split = len(self.sizes) * dtype.itemsize
-        # A copy: the bytes of a slice need not lie where a number may start.
+        # A copy: the bytes of a slice may not be aligned.
         scales_ES = wire_EB[:, :split].clone(memory_format=torch.contiguous_format).view(dtype)
         m_ED.copy_(unpack_signs(wire_EB[:, split:], sum(self.sizes), dtype))
         for part, scale_E in zip(m_ED.split(self.sizes, 1), scales_ES.unbind(1), strict=True):
@@ -66,7 +66,7 @@ class ScaledSign(Codec):
         return m_ED
 
     def take(self, p_ED: Tensor) -> Tensor:
-        """As `Codec.take`, with no values made in between where the kernels can be used."""
+        """Like `Codec.take`, without intermediate values where the kernels can be used."""
         if not (_compiled(p_ED) and p_ED.is_contiguous()):
             return super().take(p_ED)
         wire_EB = self.encode(p_ED)
@@ -85,5 +85,5 @@ class ScaledSign(Codec):
 
 
 def _compiled(values: Tensor) -> bool:
-    """Whether the compiled kernels can take these; they compute the same, up to rounding."""
+    """Whether the compiled kernels support these; they give the same result up to rounding."""
     return values.dtype == torch.float32 and values.is_cpu and kernels.available()

@@ -34,16 +34,16 @@ def kept(size: int, fraction: float) -> int:
 
 
 def _values(wire_EB: Tensor, dtype: torch.dtype) -> Tensor:
-    # A copy: the bytes of a slice need not lie where a number may start.
+    # A copy: the bytes of a slice may not be aligned.
     return wire_EB.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The entries of largest magnitude, and where they stand. The others are 0.
+    """The entries of largest magnitude, and their positions. The others are 0.
 
     ``‖m - C(m)‖² ≤ (1 - K/D) ‖m‖²`` for every m. Positions are numbers of ⌈log₂ D⌉ bits, packed,
-    or a bit for each of the D entries where that is shorter; values stand in their order.
+    or one bit for each of the D entries if that is shorter; values are in order of position.
 
     >>> codec = TopK((4,), 0.5)
     >>> wire = codec.encode(torch.tensor([[1.0, -3.0, 0.5, 2.0]]))
@@ -54,7 +54,7 @@ class TopK(Codec):
     sizes: tuple[int, ...]
     """Entries among which the largest are chosen: ``(D,)``, or one size for every tensor."""
     fraction: float
-    """Share of the entries of each of them that is sent, rounded up."""
+    """Fraction of the entries of each that is sent, rounded up."""
     number = 3
 
     @cached_property
@@ -113,11 +113,11 @@ class TopK(Codec):
 
 @dataclass(frozen=True)
 class RandomK(Codec):
-    """Some entries at random; the others are 0. Positions do not travel, a key of 8 bytes does.
+    """Random entries; the others are 0. Instead of positions, a key of 8 bytes is sent.
 
     They are the K entries with the smallest `random_bits` of the message's key, which both ends
-    can work out. Plain, ``E‖m - C(m)‖² = (1 - K/D) ‖m‖²``; unbiased, the values are multiplied by
-    D/K before they are sent, so that ``E C(m) = m``, and the message is no contraction.
+    can compute. Plain, ``E‖m - C(m)‖² = (1 - K/D) ‖m‖²``; unbiased, the values are multiplied by
+    D/K before they are sent, so that ``E C(m) = m``, and the codec is not a contraction.
 
     >>> codec = RandomK(4, 0.5).keyed(torch.tensor([7]))
     >>> wire = codec.encode(torch.tensor([[1.0, -3.0, 0.5, 2.0]]))
@@ -128,7 +128,7 @@ class RandomK(Codec):
     size: int
     """D, the number of entries."""
     fraction: float
-    """Share of the entries that is sent, rounded up."""
+    """Fraction of the entries that is sent, rounded up."""
     unbiased: bool = False
     """Whether values are multiplied by D/K."""
     key_E: Tensor | None = field(default=None, compare=False, repr=False)
@@ -148,7 +148,7 @@ class RandomK(Codec):
         return replace(self, key_E=key_E)
 
     def encode(self, m_ED: Tensor) -> Tensor:
-        """The key, then the values in the order of their places."""
+        """The key, then the values in order of position."""
         key_E = checked_keys(self.key_E, m_ED)
         values_EK = m_ED.gather(1, self._places(key_E))
         if self.unbiased:
@@ -156,7 +156,7 @@ class RandomK(Codec):
         return torch.cat([key_E[:, None].view(torch.uint8), values_EK.view(torch.uint8)], 1)
 
     def decode(self, wire_EB: Tensor, dtype: torch.dtype) -> Tensor:
-        """Each value in the place that the key gives it."""
+        """Each value at the position given by the key."""
         key_E = _values(wire_EB[:, :KEY_BYTES], torch.int64)[:, 0]
         values_EK = _values(wire_EB[:, KEY_BYTES:], dtype)
         m_ED = torch.zeros(len(wire_EB), self.size, dtype=dtype, device=wire_EB.device)
@@ -168,11 +168,11 @@ class RandomK(Codec):
 
 
 def checked_keys(key_E: Tensor | None, m_ED: Tensor) -> Tensor:
-    """The keys of the messages, where there is one for each."""
+    """The keys of the messages, checked to be one for each."""
     if key_E is None or len(key_E) != len(m_ED):
         found = "none" if key_E is None else str(len(key_E))
         raise ParleyError(
-            f"codec: it draws at random and needs a key for each of {len(m_ED)} messages, {found} "
-            "were given; hood.keyed(codec) gives it those of this step"
+            f"codec: it is random and needs a key for each of {len(m_ED)} messages, but {found} "
+            "were given; hood.keyed(codec) provides those of this step"
         )
     return key_E.to(m_ED.device)
