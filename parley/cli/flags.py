@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from parley.algorithms import ALGORITHMS, WITH_OPTIONS
+from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
 from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
 
@@ -62,8 +62,12 @@ def _shown(default: object) -> str:
 
 def _hyper_parameter(name: str) -> inspect.Parameter:
     """The flag for a hyper-parameter of several algorithms, each with its own default and range."""
-    having = {k: a.options()[name] for k, a in WITH_OPTIONS.items() if name in a.options()}
-    having = {k: having[k] for k in having if k in ALGORITHMS} or having
+    own = {word for word, part in PARTS.items() if name in part.model_fields}
+    having = {
+        key: kind.options()[name]
+        for key, kind in WITH_OPTIONS.items()
+        if name in kind.options() and (key in ALGORITHMS or key in own)
+    }
     lacking = [key for key in ALGORITHMS if key not in having]
     of_default: dict[str, list[str]] = {}
     described: dict[str, list[FieldInfo]] = {}
