@@ -392,8 +392,8 @@ class Run:
             self.epoch += 1
             self._check_models()
             self.stopped = self._asked("on_epoch", self.epoch)
-            due = self.epoch % experiment.evaluate_every == 0
-            record = self.record(self.pace.lr(self.step - 1)) if due or self.is_over else None
+            due = self.epoch % experiment.evaluate_every == 0 or self.is_over
+            record = self.record(self.pace.lr(self.step - 1)) if due else None
             if record is not None:
                 self._check_record(record)
                 self.records.append(record)
@@ -401,7 +401,10 @@ class Run:
                 self.stopped = self.stopped or asked or self.stop.reason(self.records)
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
-            self.losses.clear()
+            if self.step < self.pace.end_of(
+                self.epoch + 1
+            ):  # else the next has no steps of its own
+                self.losses.clear()
 
     def _asked(self, name: str, what: object) -> str:
         """Asks a callback; what one worker hears, all do."""
