@@ -3,11 +3,10 @@ and `tune` for many runs; `load` to read what a run has written."""
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -24,18 +23,15 @@ from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
-from parley.data import Samples, Transform
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, Experiment
+from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
-from parley.schedule import OWN
 from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
-from parley.training import run
+from parley.training import given, run
 from parley.training.events import Event
 from parley.training.record import Record
-from parley.training.run import Problem
 from parley.watch import trackers
 from parley.watch.log import LOG, console, show
 from parley.watch.progress import TrainingProgress
@@ -169,7 +165,7 @@ def train(
     logged = trackers.parse(log)
     if logged and out is None:
         raise BadValue("log", ",".join(logged), "only together with out, the folder to write to")
-    own_data = None if isinstance(data, str) else _own_samples(data, options)
+    own_data = None if isinstance(data, str) else given.own_samples(data, options)
     if own_data is None and test is not None:
         raise BadValue("test", type(test).__name__, "only together with your own data")
     graph = None if isinstance(topology, str) else topologies.parse(topology)
@@ -177,31 +173,31 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
-    given = {"model": not isinstance(model, str), "data": own_data is not None}
-    given["loss"] = loss is not cross_entropy
+    own = {"model": not isinstance(model, str), "data": own_data is not None}
+    own["loss"] = loss is not cross_entropy
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
     options |= dict.fromkeys(schedules, OWN)
-    given |= dict.fromkeys(schedules, True)
+    own |= dict.fromkeys(schedules, True)
     experiment = Experiment.of(
         **options,
-        from_python=[name for name, is_own in given.items() if is_own],
+        from_python=[name for name, is_own in own.items() if is_own],
         data=data if isinstance(data, str) else "own",
-        model=model if isinstance(model, str) else _name(model),
+        model=model if isinstance(model, str) else given.name_of(model),
         topology=graph.name if graph else topology,
         algorithm=algorithm,
     )
     if own_data is not None and len(own_data) != experiment.agents:
         agents = experiment.agents
         raise BadValue("data", f"{len(own_data)} datasets", f"one for each of {agents} agents")
-    build = None if isinstance(model, str) else _builder(model)
+    build = None if isinstance(model, str) else given.builder_of(model)
     load: Load
     if own_data is None:
-        load = partial(_named_data, graph, build, loss)
+        load = partial(given.problem_of_named_data, graph, build, loss)
     else:
-        held_out = datasets.joined(own_data) if test is None else _held_out(test, own_data[0])
-        load = partial(_own_data, graph, build, loss, own_data, held_out)
+        tested = datasets.joined(own_data) if test is None else given.held_out(test, own_data[0])
+        load = partial(given.problem_of_own_data, graph, build, loss, own_data, tested)
     if schedules:
-        load = partial(_with_schedules, load, schedules)
+        load = partial(given.with_schedules, load, schedules)
 
     if progress and not LOG.hasHandlers():
         show()  # notes next to the bar, unless the user has set up logging
@@ -221,92 +217,6 @@ def train(
     return Result(
         experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
     )
-
-
-def _name(model: object) -> str:
-    return getattr(model, "__name__", type(model).__name__)
-
-
-def _own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
-    if not isinstance(data, list | tuple):
-        found = f"it is a {type(data).__name__}"
-        raise BadValue("data", _name(data), "a name, or a list of one dataset per agent", found)
-    if "partition" in options:
-        valid = "none together with your own data: each agent holds the dataset you pass"
-        raise BadValue("partition", options["partition"], valid)
-    options["partition"] = "own"
-    return datasets.from_user(data)
-
-
-def _builder(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    if not callable(model):
-        raise BadValue("model", model, "a name, an nn.Module, or a function that returns one")
-    return partial(_make, model)
-
-
-def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    # A copy: training must not change the user's module.
-    made = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
-    if not isinstance(made, nn.Module):
-        raise BadValue("model", _name(model), "a callable that returns an nn.Module")
-    return made
-
-
-def _held_out(test: Any, like: Samples) -> Samples:
-    valid = "a dataset of the same kind as each agent's"
-    try:
-        [samples] = datasets.from_user([test])
-    except BadValue as error:
-        raise BadValue("test", type(test).__name__, valid, str(error)) from None
-    ours, theirs = samples.inputs, like.inputs
-    if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
-        because = f"its inputs are {ours.dtype} of shape {list(ours.shape[1:])}, theirs "
-        because += f"{theirs.dtype} of shape {list(theirs.shape[1:])}"
-        raise BadValue("test", type(test).__name__, valid, because)
-    return samples
-
-
-def _with_schedules(
-    load: Load, schedules: dict[str, Any], experiment: Experiment, agents: Sequence[int]
-) -> Problem:
-    return replace(load(experiment, agents), **schedules)
-
-
-def _named_data(
-    topology: Topology | None,
-    build: Callable[[], nn.Module] | None,
-    loss: Loss,
-    experiment: Experiment,
-    agents: Sequence[int],
-) -> Problem:
-    return run.problem(experiment, agents, _graph(topology, experiment), build, loss)
-
-
-def _own_data(
-    topology: Topology | None,
-    build: Callable[[], nn.Module] | None,
-    loss: Loss,
-    samples: list[Samples],
-    test: Samples,
-    experiment: Experiment,
-    agents: Sequence[int],
-) -> Problem:
-    graph = _graph(topology, experiment)
-    experiment.algorithm.check(graph)
-    fraction, validation = experiment.fraction, experiment.validation
-    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
-    test = run.share_of_test(test, experiment)
-    classes = int(max(s.targets.max() for s in [*samples, test])) + 1
-    build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
-    names = tuple(map(str, range(classes)))
-    hosted = [samples[agent] for agent in agents]
-    return Problem(graph, build, hosted, test, Transform(), names, loss)
-
-
-def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
-    if topology is None:
-        return run.topology_of(experiment)
-    return topologies.parse(topology, experiment.agents, experiment.weights)
 
 
 # --- reading, comparing, tuning ---------------------------------------------------------------
@@ -354,8 +264,8 @@ class LoadedRun(_Shown):
     def _task(self, build: nn.Module | Callable[[], nn.Module] | None, x_ND: Tensor) -> Task:
         experiment = self.experiment
         if build is not None:
-            task = Task(_builder(build)(), dtype=x_ND.dtype)
-        elif experiment.data == run.OWN or experiment.model not in (*models.MODELS, *models.TEXT):
+            task = Task(given.builder_of(build)(), dtype=x_ND.dtype)
+        elif experiment.data == OWN or experiment.model not in (*models.MODELS, *models.TEXT):
             valid = "model(build) with the nn.Module that was trained"
             raise BadValue("model", experiment.model, valid, "the run used its own model or data")
         else:
@@ -511,13 +421,15 @@ def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
     """What to run, by method: its name, and the options after it."""
-    from parley.sweep.compare import parse_algorithms
+    from parley.sweep.compare import experiments_of, parse_algorithms
 
     common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
-            chosen += [(m.key, m.experiment(options)) for m in parse_algorithms(one)]
+            methods = parse_algorithms(one)
+            made = experiments_of(methods, options)
+            chosen += [(m.key, e) for m, e in zip(methods, made, strict=True)]
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name

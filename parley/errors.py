@@ -77,6 +77,15 @@ def _as_typed(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def nearest(name: str, names: Iterable[str], most: int = 1) -> list[str]:
+    """Names that this one is likely to be a slip of; none where it is unlike all of them.
+
+    >>> nearest("rng", ["ring", "star"]), nearest("mesh", ["ring", "star", "chain"])
+    (['ring'], [])
+    """
+    return difflib.get_close_matches(name, list(names), most, cutoff=0.6)
+
+
 def unknown_name(field: str, name: str, names: Iterable[str]) -> BadValue:
     """The error for a name that is not in a table, with the nearest one that is.
 
@@ -84,7 +93,7 @@ def unknown_name(field: str, name: str, names: Iterable[str]) -> BadValue:
     "algorithm: 'ncg' is not valid (did you mean 'ngc'?); valid: dpsgd, ngc"
     """
     names = sorted(names)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = nearest(name, names)
     because = f"did you mean {near[0]!r}?" if near else ""
     return BadValue(field, name, ", ".join(names), because)
 

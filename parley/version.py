@@ -4,7 +4,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0.dev0"
 
 BUILT = Path(__file__).with_name("_commit.txt")
 """Written when the package is built; a checkout has none, and asks git."""

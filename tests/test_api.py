@@ -1,5 +1,6 @@
 """Parley from Python, with the user's own model, data, loss and graph."""
 
+import warnings
 from pathlib import Path
 
 import datasets
@@ -219,9 +220,11 @@ WEIGHTS = torch.tensor([0.5, 1.5])  # they add up to the number of classes
         ("mse", "'mse' is not valid; valid: a function of (outputs, targets)"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_loss_that_cannot_be_understood_is_refused(data, loss, words):
-    message = error(data=data, loss=loss)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        message = error(data=data, loss=loss)
+    assert not told, "the refusal says it"
     assert message.startswith("loss: ") and words in message and "valid: a " in message
 
 

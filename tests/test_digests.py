@@ -1,7 +1,7 @@
 """Numbers and names are as they were recorded, and folders of old are still read.
 
 A row that fails here has changed for users. Where that is meant, ``python -m tests.digests
---record`` writes it anew, and the commit says why; tests/digests/README.md has more.
+--record`` rewrites it, and the commit says why; tests/digests/README.md has more.
 """
 
 import json

@@ -7,6 +7,8 @@ import pytest
 from pydantic import Field
 from pydantic.fields import FieldInfo
 
+from parley import graphs, models
+from parley.algorithms import ALGORITHMS
 from parley.errors import BadValue, ParleyError, unknown_name, valid_values
 
 
@@ -50,6 +52,12 @@ def test_errors_survive_the_way_between_processes():
 
 def test_no_nearest_name_is_made_up():
     assert "did you mean" not in str(unknown_name("algorithm", "xyz", ["dpsgd", "ngc"]))
+    # Each shares some letters with a name, and means something else.
+    for name, names in [
+        ("mesh", graphs.EXAMPLES), ("adam", ALGORITHMS), ("fedprox", ALGORITHMS),
+        ("transformer", models.MODELS),
+    ]:  # fmt: skip
+        assert "did you mean" not in str(unknown_name("name", name, names)), name
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_machine_without_a_compiler_says_what_is_used_instead(tmp_path: Path) 
 
 
 def test_hints_name_our_distribution() -> None:
-    """``parley`` alone is somebody else's package."""
+    """``parley`` on its own is someone else's package."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "parley").rglob("*.py")]
     for page in pages:
         assert "parley[" not in page.read_text(encoding="utf-8"), page

@@ -41,7 +41,7 @@ class Adam(DecayingRule):
     beta2: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the second running mean changes: Adam's of the squared gradients, or Lion's
     momentum."""
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float = Field(1e-8, gt=0, le=1)
     """ε, added to the root of the squares' mean."""
 
     def init(self, x_AD: Tensor) -> Moments:

@@ -164,10 +164,13 @@ Nesterov = Annotated[
         "carries the old rate along in v."
     ),
 ]
+MOST = 1_000_000
+"""The largest value of hyper-parameters that have no natural end."""
 WeightDecay = Annotated[
     float,
     Field(
         ge=0,
+        le=MOST,
         description="λ: adds λx to the final gradient, at the point where that gradient is taken.",
     ),
 ]
@@ -194,7 +197,9 @@ Rate = Annotated[
         "neighbourhood's mean.",
     ),
 ]
-LocalSteps = Annotated[int, Field(ge=1, description="τ, the steps from one averaging to the next.")]
+LocalSteps = Annotated[
+    int, Field(ge=1, le=MOST, description="τ, the steps from one averaging to the next.")
+]
 GradientAt = Annotated[
     Literal["own", "mixed"],
     Field(

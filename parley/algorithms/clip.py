@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from parley.algorithms.base import MOST
 from parley.algorithms.parts import ClippingRule
 
 
@@ -24,7 +25,7 @@ class Clip(ClippingRule):
     word = "clip"
     title = "clipping"
     alone = False
-    clip: float = Field(1.0, gt=0)
+    clip: float = Field(1.0, gt=0, le=MOST)
     """c, the most that a gradient's norm, or an entry of it, may be."""
     clip_by: Literal["norm", "value"] = "norm"
     """What is bounded: the norm of an agent's whole gradient, or every entry of it."""

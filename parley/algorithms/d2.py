@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Stepped
+from parley.algorithms.base import MOST, Algorithm, Stepped
 from parley.data import Batch
 from parley.errors import BadValue
 from parley.graphs import Topology
@@ -44,7 +44,7 @@ class D2(Algorithm):
 
     gamma: float = Field(0.5, gt=0, le=1)
     """γ, the averaging rate. 0.5 works with every symmetric W; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     def check(self, topology: Topology) -> None:

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from parley.algorithms.adam import AdamW, Moments
-from parley.algorithms.base import Algorithm, DecayOn, LocalSteps, Stepped, WeightDecay
+from parley.algorithms.base import MOST, Algorithm, DecayOn, LocalSteps, Stepped, WeightDecay
 from parley.algorithms.swarmsgd import matching
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
@@ -43,7 +43,7 @@ class DiLoCo(Algorithm):
     needs = "symmetric"
 
     local_steps: LocalSteps = 10
-    outer_lr: float = Field(0.7, gt=0)
+    outer_lr: float = Field(0.7, gt=0, le=MOST)
     """η_o, the learning rate of the outer step."""
     outer_momentum: float = Field(0.9, ge=0, lt=1)
     """μ, the Nesterov momentum of the outer steps."""
@@ -51,7 +51,7 @@ class DiLoCo(Algorithm):
     """β₁ of AdamW."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """β₂ of AdamW."""
-    epsilon: float = Field(1e-8, gt=0)
+    epsilon: float = Field(1e-8, gt=0, le=1)
     """ε of AdamW."""
     weight_decay: WeightDecay = 0.01
     decay_on: DecayOn = "all"

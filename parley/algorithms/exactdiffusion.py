@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Stepped
+from parley.algorithms.base import MOST, Algorithm, Stepped
 from parley.algorithms.d2 import check_rate
 from parley.data import Batch
 from parley.graphs import Topology
@@ -40,7 +40,7 @@ class ExactDiffusion(Algorithm):
 
     gamma: float = Field(0.5, gt=0, le=1)
     """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     def check(self, topology: Topology) -> None:

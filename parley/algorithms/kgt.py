@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, LocalSteps, Rate, Stepped
+from parley.algorithms.base import MOST, Algorithm, LocalSteps, Rate, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
 
@@ -41,10 +41,10 @@ class KGT(Algorithm):
     title = "K-GT"
 
     local_steps: LocalSteps = 4
-    outer_lr: float = Field(1.0, gt=0)
+    outer_lr: float = Field(1.0, gt=0, le=MOST)
     """η_o, how much of what a round has changed is kept."""
     gamma: Rate = 1.0
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     @property

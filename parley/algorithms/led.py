@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, LocalSteps, Stepped
+from parley.algorithms.base import MOST, Algorithm, LocalSteps, Stepped
 from parley.algorithms.d2 import check_rate
 from parley.data import Batch
 from parley.graphs import Topology
@@ -42,7 +42,7 @@ class LED(Algorithm):
     local_steps: LocalSteps = 4
     gamma: float = Field(0.5, gt=0, le=1)
     """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from parley.algorithms.base import MOST
 from parley.algorithms.parts import Found, GradientRule
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
@@ -25,7 +26,7 @@ class SharpnessAware(GradientRule):
     word = "sam"
     title = "SAM"
     alone = False
-    rho: float = Field(0.05, gt=0)
+    rho: float = Field(0.05, gt=0, le=MOST)
     """ρ, how far uphill the second gradient is taken."""
 
     def apply(

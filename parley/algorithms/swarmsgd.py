@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD, Stepped
+from parley.algorithms.base import MOST, MomentumSGD, Stepped
 from parley.data import Batch
 from parley.graphs import Edge
 from parley.neighbourhood import Neighbourhood
@@ -37,7 +37,7 @@ class SwarmSGD(MomentumSGD):
     title = "SwarmSGD"
     needs = "symmetric"
 
-    local_steps: int = Field(1, ge=1)
+    local_steps: int = Field(1, ge=1, le=MOST)
     """τ, the number of local steps between averagings."""
     pairs: Literal["one", "many"] = "one"
     """How many pairs meet at a time: one as printed, or a random maximal set of edges that share no

@@ -86,7 +86,7 @@ def compare(
     """
     given = given_options(flags)
     options, methods = chosen_methods(file, given, algorithms, comparison.PAPER)
-    experiments = [method.experiment(options) for method in methods]
+    experiments = comparison.experiments_of(methods, options)
     out = output_folder(out, resume, f"compare-{Path(experiments[0].data).name}")
     logged = trackers.parse(log)
     if tuned and tune:

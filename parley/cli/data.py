@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 
 @app.command("data")
-@takes_experiment("agents", "topology", "partition", "seed", "data_root")
+@takes_experiment("agents", "topology", "partition", "fraction", "seed", "data_root")
 def show_data(
     name: Annotated[
         str | None,

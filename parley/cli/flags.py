@@ -79,9 +79,9 @@ def _hyper_parameter(name: str) -> inspect.Parameter:
     others = [f"{default} for {', '.join(keys)}" for default, keys in groups[1:]]
     note = f"(default: {'; '.join([usual, *others])})"
     if len(lacking) >= len(having):
-        note += f" Only {', '.join(having)}."
+        note += f" Only for {', '.join(having)}."
     elif lacking:
-        note += f" Not {', '.join(lacking)}."
+        note += f" Not for {', '.join(lacking)}."
     commonest = max(described.values(), key=len)[0]
     return _flag_of(name, commonest, HYPER, note)
 

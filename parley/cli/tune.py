@@ -13,6 +13,7 @@ from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import flatten, read_file
+from parley.sweep import compare as comparison
 from parley.sweep import tune as tuning
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -70,7 +71,7 @@ def tune(
     of_file = flatten(read_file(file)).get("algorithm") if file else None
     options, methods = chosen_methods(file, given, algorithms, of_file.name if of_file else "ngc")
     refuse_rates(given, methods)
-    first = methods[0].experiment(options)
+    first = comparison.experiments_of(methods, options)[0]
     every = on_partitions(methods, options, partitions or first.partition)
     low, _, high = rates.partition(",")
     try:

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from parley import models
 from parley.cluster.host import Host
-from parley.cluster.join import Meeting, as_launched
+from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
@@ -100,8 +100,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
     """Runs worker 0 in this process and starts the others."""
     experiment = assignment.experiment
     world, patience = experiment.workers, experiment.patience
-    timeout = timedelta(seconds=patience)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    store = local_store(patience)
     others: list[BaseProcess] = []
     try:
         with _interrupts_held_back():
@@ -115,7 +114,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
                 raise WorkerLost("a worker ended before training began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
-        return work(mine, Meeting(store, 0, world, patience))
+        return work(mine, Meeting(store, 0, world, patience, local=True))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
     finally:
@@ -204,7 +203,8 @@ def _other_worker(
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     store.add(READY, 1)
     with suppress(ParleyError):
-        work(assignment, Meeting(store, rank, experiment.workers, experiment.patience))
+        meeting = Meeting(store, rank, experiment.workers, experiment.patience, local=True)
+        work(assignment, meeting)
 
 
 def end_with_parent() -> None:

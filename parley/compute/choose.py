@@ -22,12 +22,15 @@ from parley.data import Batch
 from parley.errors import unknown_name
 from parley.files import write_atomically
 
+Shape = tuple[int, ...] | None
+"""Of one input, where it is known."""
 
-def _no_kernels(task: Task) -> str:
-    return fused.supports(task) or kernels.reason()
+
+def _no_kernels(task: Task, shape: Shape) -> str:
+    return fused.supports(task, shape) or kernels.reason()
 
 
-def _no_vmap(task: Task) -> str:
+def _no_vmap(task: Task, shape: Shape) -> str:
     if task.random or getattr(task.model, "loop_only", False):
         return "the model draws random numbers or cannot be batched"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules()):
@@ -35,11 +38,11 @@ def _no_vmap(task: Task) -> str:
     return ""
 
 
-ENGINES: dict[str, tuple[type[Engine], Callable[[Task], str]]] = {
+ENGINES: dict[str, tuple[type[Engine], Callable[[Task, Shape], str]]] = {
     "fused": (FusedEngine, _no_kernels),
-    "stacked": (StackedEngine, stacked.unsupported),
+    "stacked": (StackedEngine, lambda task, shape: stacked.unsupported(task)),
     "vmap": (VmapEngine, _no_vmap),
-    "loop": (LoopEngine, lambda task: ""),
+    "loop": (LoopEngine, lambda task, shape: ""),
 }
 """Each engine, and why it is not to be tried for a task (nothing: it may be)."""
 
@@ -51,18 +54,24 @@ def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     return ENGINES[name][0](task, seed, threads)
 
 
-def missed(task: Task) -> str:
-    """How a task could be computed faster than it can be here; nothing where it could not."""
-    return "" if fused.supports(task) else kernels.advice()
+def missed(task: Task, shape: Shape = None) -> str:
+    """What keeps a task from the compiled kernels: no compiler, or the layer that they do not know.
+
+    Nothing where it was not to be expected: in float64, or on a GPU.
+    """
+    if task.dtype != torch.float32 or task.start().device.type != "cpu":
+        return ""
+    why = fused.supports(task, shape)
+    return f"no compiled kernels for this model: {why}" if why else kernels.advice()
 
 
-def candidates(task: Task) -> list[str]:
+def candidates(task: Task, shape: Shape = None) -> list[str]:
     """Engines worth a try for a task, the likely fastest first.
 
     >>> candidates(Task(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh())))
     ['stacked', 'loop']
     """
-    fit = [name for name, (_, reason) in ENGINES.items() if not reason(task)]
+    fit = [name for name, (_, reason) in ENGINES.items() if not reason(task, shape)]
     # vmap does for any model what the first two do for those they know, and slower.
     return [name for name in fit if name != "vmap" or fit[0] == "vmap"]
 
@@ -72,7 +81,7 @@ def fastest(task: Task, batch: Batch) -> str:
 
     Found by a short trial of each candidate; remembered for this model and machine.
     """
-    names = candidates(task)
+    names = candidates(task, tuple(batch.inputs.shape[2:]))
     if len(names) == 1:
         return names[0]
     if names[0] == "vmap":

@@ -1,17 +1,17 @@
-"""Gradients of convolutional networks by compiled kernels, without autograd.
+"""Gradients of networks by compiled kernels, without autograd.
 
 Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samples of a batch.
 
-For models that are a sequence of stages (convolution, then ReLU or EvoNorm, then 2 x 2 max-pool;
-the last two optional) followed by dense layers, with cross-entropy. One call computes all pairs:
-forward and backward over one preallocated workspace, each parameter's gradient written where it
-belongs in `g_PD`. `kernels/kernels.c` says how; here the model is described to it.
+The model is read once (`reader.py`) into a list of operations on feature maps, and laid out in
+memory once for each shape of inputs (`planner.py`). One call then computes all pairs: forward and
+backward over one preallocated workspace, each parameter's gradient where it belongs in `g_PD`.
+`kernels/graph.h` says how.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from math import prod
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,38 +20,68 @@ from torch import Tensor, nn
 
 from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share
-from parley.compute.kernels import Dense, Net, Stage
+from parley.compute.layers import Unsupported
+from parley.compute.planner import Loss, Plan
+from parley.compute.reader import Traced
 from parley.compute.task import Task, cross_entropy
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.models import EvoNorm
 
 CHUNK = 32
-"""Samples that pass through a network together: few enough for the second cache."""
+"""Samples that pass through a network together, or half as many where they would take more than"""
+ROOM = 48 << 20
+"""bytes: what a core may hope to find in the last cache."""
 WORTH_A_THREAD = 5e8
 """Floating-point operations from which on a call is shared out among threads, some milliseconds:
 with less, waking them costs more than they give."""
 
 
-class _Unsupported(Exception):
-    """What about a model the kernels cannot do."""
-
-
-def supports(task: Task) -> str:
+def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     """Why the kernels cannot compute this task's gradients; empty if they can.
 
-    Whether there are kernels on this machine is another question: `kernels.available()`.
+    Given the shape of an input, all of it is checked, else what can be known without. Whether there
+    are kernels on this machine is another question: `kernels.available()`.
 
     >>> supports(Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))))
     ''
-    >>> supports(Task(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2))))
-    'layer 1 (Tanh) is not one that the kernels know'
+    >>> supports(Task(nn.Sequential(nn.Linear(8, 4), nn.Softplus(), nn.Linear(4, 2))))
+    'layer 1 (Softplus) is not one that the kernels know'
     """
     try:
-        _describe(task)
-    except _Unsupported as error:
+        read = _read(task)
+        if shape is not None:
+            read.read(tuple(shape))
+    except Unsupported as error:
         return str(error)
     return ""
+
+
+_READ: "WeakKeyDictionary[Task, Traced]" = WeakKeyDictionary()
+
+
+def _read(task: Task) -> Traced:
+    """The task's model, followed once."""
+    _loss(task)
+    if task.dtype != torch.float32 or task.start().device.type != "cpu":
+        raise Unsupported("the kernels compute in float32 on a CPU")
+    for name, parameter in task.model.named_parameters():
+        if not parameter.requires_grad:
+            raise Unsupported(f"the parameter {name!r} is frozen")
+    if task.random:
+        raise Unsupported("the model draws random numbers")
+    if task not in _READ:
+        _READ[task] = Traced(task.model)
+    return _READ[task]
+
+
+def _loss(task: Task) -> Loss:
+    loss = task.loss
+    if loss is cross_entropy:
+        return Loss()
+    if type(loss) is nn.CrossEntropyLoss and loss.reduction == "none" and loss.ignore_index < 0:
+        weights = None if loss.weight is None else tuple(loss.weight.tolist())
+        return Loss(loss.label_smoothing, weights)
+    raise Unsupported("the loss is not cross-entropy")
 
 
 class FusedEngine(Engine):
@@ -67,9 +97,8 @@ class FusedEngine(Engine):
         super().__init__(task, seed, threads)
         if why := supports(task) or kernels.reason():
             raise BadValue("engine", "fused", "loop, vmap", because=why)
-        self._layers = _describe(task)
         self._library = kernels.library()
-        self._plans: dict[tuple[int, ...], _Plan] = {}
+        self._plans: dict[tuple[int, ...], _Ground] = {}
         self._kept: _Ready | None = None
         self._sums: _Sums | None = None
         self._one_gradient = [_zeros(task.size) for _ in range(threads)]
@@ -90,7 +119,7 @@ class FusedEngine(Engine):
 
         def work(thread: int, part: slice) -> None:
             self._library.parley_gradients(
-                ready.plan.net,
+                ready.ground.plan.graph,
                 part.stop - part.start,
                 x_PD[part].data_ptr(),
                 x_PD.stride(0),
@@ -100,10 +129,10 @@ class FusedEngine(Engine):
                 loss_P[part].data_ptr(),
                 g_PD[part].data_ptr(),
                 g_PD.stride(0),
-                ready.plan.workspaces[thread].data_ptr(),
+                ready.ground.workspaces[thread].data_ptr(),
             )
 
-        flops = 3 * ready.plan.flops * int(size_P.sum())
+        flops = 3 * ready.ground.plan.flops * int(size_P.sum())
         self.crew.share(work, _slices(len(rows), self._threads(flops)))
         return loss_P, g_PD
 
@@ -119,7 +148,7 @@ class FusedEngine(Engine):
         models, ready = self._models(x_AD), self._ready(batch)
         row_P = ready.checked(pairs.rows.numpy())
         samples = int(ready.of_rows[2][row_P].sum())
-        threads = self._threads(3 * ready.plan.flops * samples)
+        threads = self._threads(3 * ready.ground.plan.flops * samples)
         if threads > 1 and len(shares) > 1:
             # With two targets for a gradient no cut keeps threads from meeting at some row.
             super().accumulate(x_AD, batch, pairs, shares, sums)
@@ -144,7 +173,7 @@ class FusedEngine(Engine):
         def work(thread: int, part: _Part) -> None:
             inputs_P, targets_P, size_P = (values[part.row_P] for values in ready.of_rows)
             self._library.parley_accumulate(
-                ready.plan.net,
+                ready.ground.plan.graph,
                 len(part.row_P),
                 models.data_ptr(),
                 models.stride(0),
@@ -158,7 +187,7 @@ class FusedEngine(Engine):
                 addresses.ctypes.data,
                 strides.ctypes.data,
                 self._one_gradient[thread].data_ptr(),
-                ready.plan.workspaces[thread].data_ptr(),
+                ready.ground.workspaces[thread].data_ptr(),
             )
 
         self.crew.share(work, order.parts)
@@ -176,37 +205,56 @@ class FusedEngine(Engine):
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to inputs [n, ...]: logits [n, classes]."""
-        plan = self._plan(inputs.shape[1:])
+        ground = self._ground(inputs.shape[1:])
         if x_D.shape != (self.task.size,):
             raise ValueError(f"a model of shape {tuple(x_D.shape)}, not ({self.task.size},)")
         x_D, inputs = (t.detach().float().contiguous() for t in (x_D, inputs))
-        logits = torch.empty(len(inputs), plan.net.dense[plan.net.denses - 1].outputs)
+        logits = torch.empty(len(inputs), ground.plan.classes)
 
         def work(thread: int, part: slice) -> None:
             self._library.parley_predict(
-                plan.net,
+                ground.plan.graph,
                 x_D.data_ptr(),
                 inputs[part].data_ptr(),
                 part.stop - part.start,
                 logits[part].data_ptr(),
-                plan.workspaces[thread].data_ptr(),
+                ground.chunks[thread].data_ptr(),
+                ground.workspaces[thread].data_ptr(),
             )
 
-        self.crew.share(work, _slices(len(inputs), self._threads(plan.flops * len(inputs))))
+        self.crew.share(work, _slices(len(inputs), self._threads(ground.plan.flops * len(inputs))))
         return logits
 
-    def _plan(self, shape: Sequence[int]) -> "_Plan":
-        """The network for inputs of this shape, with its workspace."""
+    def _ground(self, shape: Sequence[int]) -> "_Ground":
+        """The network for inputs of this shape, with its workspaces."""
         key = tuple(shape)
         if key not in self._plans:
-            try:
-                net = _network(self.task, self._layers, key)
-            except _Unsupported as error:
-                raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
-            floats = self._library.parley_workspace(net) // 4
-            workspaces = [_zeros(floats) for _ in range(self.crew.size)]
-            self._plans[key] = _Plan(net, workspaces, _flops(net))
+            plan = self._plan(key)
+            lanes = kernels.lanes()
+            floats = self._library.parley_converted(plan.graph, 1)
+            crew = range(self.crew.size)
+            workspaces = [_zeros(plan.vectors * lanes) for _ in crew]
+            self._plans[key] = _Ground(plan, workspaces, [_zeros(floats) for _ in crew])
         return self._plans[key]
+
+    def _plan(self, shape: tuple[int, ...]) -> Plan:
+        try:
+            network = _read(self.task).read(shape)
+        except Unsupported as error:
+            raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
+        ends = np.cumsum((0, *self.task.sizes)).tolist()
+        offsets = dict(zip(self.task.names, ends, strict=False))
+        lanes = kernels.lanes()
+
+        def plan(samples: int) -> Plan:
+            return Plan(
+                network, offsets, self.task.size, max(1, samples // lanes), _loss(self.task)
+            )
+
+        made = plan(CHUNK)
+        if made.vectors * lanes * 4 > ROOM:
+            made = plan(CHUNK // 2)
+        return made
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing
@@ -219,23 +267,23 @@ class FusedEngine(Engine):
         kept = self._kept
         if kept is not None and kept.is_of(now, batch.sizes):
             return kept
-        plan = self._plan(batch.inputs.shape[2:])
+        ground = self._ground(batch.inputs.shape[2:])
+        graph = ground.plan.graph
         if batch.inputs.dtype != torch.float32:
             raise ValueError(f"inputs of {batch.inputs.dtype}, not float32")
         if max(batch.sizes) > batch.inputs.shape[1]:
             raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
         inputs, targets = batch.inputs.contiguous(), batch.targets.long().contiguous()
-        classes = plan.net.dense[plan.net.denses - 1].outputs
+        classes = ground.plan.classes
         least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
         if not 0 <= least <= most < classes:
             raise BadValue("data", most, f"targets from 0 to {classes - 1}")
         size_R = np.asarray(batch.sizes, dtype=np.int64)
-        floats = self._library.parley_converted(plan.net, inputs.shape[1])
-        # Halos stay zero from one batch to the next, so the memory can be used again.
+        floats = self._library.parley_converted(graph, inputs.shape[1])
         again = kept is not None and kept.of[0].shape == batch.inputs.shape
         memory = kept.memory if kept is not None and again else _zeros(len(inputs) * floats)
         self._library.parley_convert(
-            plan.net,
+            graph,
             len(inputs),
             inputs.data_ptr(),
             inputs.stride(0),
@@ -247,16 +295,17 @@ class FusedEngine(Engine):
         inputs_R = memory.data_ptr() + 4 * floats * row_R
         targets_R = targets.data_ptr() + 8 * targets.stride(0) * row_R
         of_rows = (inputs_R, targets_R, size_R)
-        self._kept = _Ready(plan, now, batch.sizes, memory, targets, of_rows)
+        self._kept = _Ready(ground, now, batch.sizes, memory, targets, of_rows)
         return self._kept
 
 
-class _Plan(NamedTuple):
-    net: Net
+class _Ground(NamedTuple):
+    """A plan, and memory for it: one of each kind for every thread."""
+
+    plan: Plan
     workspaces: list[Tensor]
-    """One for each thread."""
-    flops: int
-    """Operations of a forward pass for one sample; a gradient takes three times as many."""
+    chunks: list[Tensor]
+    """Room for a chunk of converted inputs."""
 
 
 class _Part(NamedTuple):
@@ -315,7 +364,7 @@ def _slices(n: int, parts: int) -> list[slice]:
 class _Ready(NamedTuple):
     """A batch as the kernels take it."""
 
-    plan: _Plan
+    ground: _Ground
     of: tuple[Tensor, int, Tensor, int]
     """Inputs and targets, each with the version they had."""
     sizes: tuple[int, ...]
@@ -342,163 +391,3 @@ def _zeros(floats: int) -> Tensor:
     """Zeroed memory that begins on a cache line."""
     memory = torch.zeros(floats + 16)
     return memory[-(memory.data_ptr() // 4) % 16 :]
-
-
-def _describe(task: Task) -> list[Stage | Dense]:
-    """The model's stages and dense layers; sizes that depend on the inputs are still missing."""
-    if task.loss is not cross_entropy:
-        raise _Unsupported("the loss is not cross-entropy")
-    if task.dtype != torch.float32 or task.start().device.type != "cpu":
-        raise _Unsupported("the kernels compute in float32 on a CPU")
-    sizes = dict(zip(task.names, task.sizes, strict=True))
-    offsets: dict[int, int] = {}
-    for name, parameter in task.model.named_parameters():
-        if name not in sizes:
-            raise _Unsupported(f"the parameter {name!r} is frozen")
-        offsets[id(parameter)] = sum(sizes[n] for n in task.names[: task.names.index(name)])
-
-    def offset(parameter: Tensor | None) -> int:
-        return -1 if parameter is None else offsets[id(parameter)]
-
-    layers: list[Stage | Dense] = []
-    used: set[int] = set()
-    flat = False
-    for name, layer in _leaves(task.model):
-        here = f"layer {name} ({type(layer).__name__})"
-        last = layers[-1] if layers else None
-        if used & {id(p) for p in layer.parameters()}:
-            raise _Unsupported(f"{here} shares its parameters with another")
-        used |= {id(p) for p in layer.parameters()}
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            raise _Unsupported(f"{here} has hooks")
-        if type(layer) is nn.Conv2d:
-            if flat:
-                raise _Unsupported(f"{here} comes after a flat layer")
-            layers.append(_convolution(layer, here, offset))
-        elif type(layer) is nn.ReLU:
-            if isinstance(last, Dense):
-                last.relu = 1
-            elif last is not None and last.activation in (kernels.NONE, kernels.RELU):
-                last.activation = kernels.RELU  # before or after the pool: the same
-            else:
-                raise _Unsupported(f"{here} does not follow a convolution or a linear layer")
-        elif type(layer) is EvoNorm:
-            if not isinstance(last, Stage) or flat or last.activation or last.pool:
-                raise _Unsupported(f"{here} does not follow a convolution")
-            last.activation = kernels.HARD_SWISH if layer.v is None else kernels.S0
-            last.groups, last.eps = layer.groups, layer.eps
-            last.gamma, last.beta, last.v = map(offset, (layer.gamma, layer.beta, layer.v))
-        elif type(layer) is nn.MaxPool2d:
-            if not isinstance(last, Stage) or flat or last.pool:
-                raise _Unsupported(f"{here} does not follow a convolution or its activation")
-            if not _halves(layer):
-                raise _Unsupported(f"{here} is not a plain 2 x 2 pool")
-            last.pool = 1
-        elif type(layer) is nn.Flatten:
-            if (layer.start_dim, layer.end_dim) != (1, -1):
-                raise _Unsupported(f"{here} does not flatten all of a sample")
-            flat = True
-        elif type(layer) is nn.Linear:
-            if isinstance(last, Stage) and not flat:
-                raise _Unsupported(f"{here} comes before the maps are flattened")
-            flat = True
-            layers.append(
-                Dense(
-                    inputs=layer.in_features,
-                    outputs=layer.out_features,
-                    weight=offset(layer.weight),
-                    bias=offset(layer.bias),
-                )
-            )
-        elif type(layer) is not nn.Identity:
-            raise _Unsupported(f"{here} is not one that the kernels know")
-    if not layers or isinstance(layers[-1], Stage):
-        raise _Unsupported("the last layer is not a linear one")
-    if len(layers) > kernels.MOST:
-        raise _Unsupported(f"the model has more than {kernels.MOST} layers with weights")
-    return layers
-
-
-def _leaves(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested sequences, in the order in which they are applied."""
-    if type(model) is not nn.Sequential:
-        yield path or "(the model)", model
-        return
-    for name, layer in model._modules.items():  # named_children leaves repeated layers out
-        assert layer is not None
-        yield from _leaves(layer, f"{path}.{name}" if path else name)
-
-
-def _convolution(layer: nn.Conv2d, here: str, offset: Callable[[Tensor | None], int]) -> Stage:
-    if (layer.stride, layer.dilation, layer.groups) != ((1, 1), (1, 1), 1):
-        raise _Unsupported(f"{here} has a stride, dilation or groups")
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        raise _Unsupported(f"{here} does not pad with a given number of zeros")
-    kernel_h, kernel_w = layer.kernel_size
-    pad_h, pad_w = layer.padding
-    if pad_h >= kernel_h or pad_w >= kernel_w:
-        raise _Unsupported(f"{here} pads by more than its kernel reaches")
-    return Stage(
-        inputs=layer.in_channels,
-        outputs=layer.out_channels,
-        kernel_h=kernel_h,
-        kernel_w=kernel_w,
-        pad_h=pad_h,
-        pad_w=pad_w,
-        groups=1,
-        weight=offset(layer.weight),
-        bias=offset(layer.bias),
-    )
-
-
-def _halves(layer: nn.MaxPool2d) -> bool:
-    def is_all(value: int | tuple[int, ...], wanted: int) -> bool:
-        return value == wanted or value == (wanted, wanted)
-
-    return (
-        is_all(layer.kernel_size, 2)
-        and is_all(layer.stride, 2)
-        and is_all(layer.padding, 0)
-        and is_all(layer.dilation, 1)
-        and not layer.ceil_mode
-        and not layer.return_indices
-    )
-
-
-def _network(task: Task, layers: Sequence[Stage | Dense], shape: tuple[int, ...]) -> Net:
-    """The model for inputs of this shape, each layer's size filled in."""
-    net = Net(parameters=task.size, inputs=prod(shape), chunk=CHUNK // kernels.lanes())
-    flowing = shape
-    for layer in layers:
-        if isinstance(layer, Stage):
-            if len(flowing) != 3 or flowing[0] != layer.inputs:
-                raise _Unsupported(f"inputs {shape} do not fit the model's convolutions")
-            _, layer.height, layer.width = flowing
-            rows = layer.height + 2 * layer.pad_h - layer.kernel_h + 1
-            columns = layer.width + 2 * layer.pad_w - layer.kernel_w + 1
-            if layer.pool:
-                rows, columns = rows // 2, columns // 2
-            if rows < 1 or columns < 1:
-                raise _Unsupported(f"inputs {shape} are too small for the model")
-            net.stage[net.stages] = layer
-            net.stages += 1
-            flowing = (layer.outputs, rows, columns)
-        else:
-            if prod(flowing) != layer.inputs:
-                raise _Unsupported(f"inputs {shape} do not fit the model's linear layers")
-            net.dense[net.denses] = layer
-            net.denses += 1
-            flowing = (layer.outputs,)
-    return net
-
-
-def _flops(net: Net) -> int:
-    """Floating-point operations of convolutions and dense layers for one sample."""
-    products = 0
-    for stage in net.stage[: net.stages]:
-        rows = stage.height + 2 * stage.pad_h - stage.kernel_h + 1
-        columns = stage.width + 2 * stage.pad_w - stage.kernel_w + 1
-        kernel = stage.inputs * stage.kernel_h * stage.kernel_w
-        products += rows * columns * stage.outputs * kernel
-    products += sum(dense.inputs * dense.outputs for dense in net.dense[: net.denses])
-    return int(2 * products)

@@ -4,6 +4,7 @@ Axes: D flat parameters, n samples, C scores that the model gives.
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -216,7 +217,9 @@ class Task:
     def _tried_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         valid = "a function of (outputs, targets) that gives a differentiable tensor"
         try:
-            losses = self.loss(outputs.detach().requires_grad_(), targets)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what is wrong is said below, in one line
+                losses = self.loss(outputs.detach().requires_grad_(), targets)
         except Exception as error:  # whatever the loss may raise
             because = f"for outputs of shape {list(outputs.shape)} and as many whole numbers as "
             because += f"targets: {_first_line(error)}"

@@ -50,7 +50,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 SMALL = frozenset({"logistic", "mlp", "lenet5"})
 """Networks so fast that messages between processes cost more than a second core saves."""
-COMPILED = SMALL | {"cnn5"}
+COMPILED = SMALL | {"cnn5", "vgg11", "resnet20", "mobilenetv2"}
 """Networks that the compiled kernels support."""
 
 TEXT = ("bert-mini", "distilbert", "hf")

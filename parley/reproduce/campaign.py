@@ -18,7 +18,7 @@ from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
-from parley.sweep.compare import DIVERGED_FILE, Job
+from parley.sweep.jobs import DIVERGED_FILE, Job
 from parley.version import __version__
 
 PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)

@@ -12,7 +12,7 @@ from parley.reproduce.preset import Preset, Reduction, variant_name, variant_wor
 from parley.reproduce.presets import presets
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RunFolder
-from parley.sweep.compare import DIVERGED_FILE
+from parley.sweep.jobs import DIVERGED_FILE
 from parley.training.record import Record, value
 from parley.version import __version__
 

@@ -8,13 +8,12 @@
 """
 
 import csv
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from parley.errors import BadValue, unknown_name
+from parley.errors import BadValue, nearest, unknown_name
 from parley.reproduce import followup
 from parley.reproduce.preset import LABELS, Paper, Preset
 
@@ -151,7 +150,7 @@ def _nearest(wanted: str) -> Iterable[str]:
     for name in list(presets()):
         parts = name.split("/")
         names |= dict.fromkeys("/".join(parts[:n]) for n in range(1, len(parts)))
-    return difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
+    return nearest(wanted, names, 3)
 
 
 def read_csv(name: str) -> list[dict[str, str]]:

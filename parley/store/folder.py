@@ -10,7 +10,7 @@ records.jsonl       one line for every evaluation
 generations.jsonl   which workers took part from which step on, if a run heals
 checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
-.lock               held by the process that writes here
+.lock, .lock-…      held by the processes of the run (`parley.store.lock`)
 confusion.json      confusion matrices of the best and the worst agent, at the end
 summary.json        written when the run is complete
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parley.errors import BadValue, ParleyError
-from parley.files import is_partial, write_atomically
+from parley.files import append_line, is_partial, make_folder, write_atomically
 from parley.schedule import depends_on_length
 from parley.store.status import LOCK
 from parley.training.record import Record, parse_records
@@ -106,7 +106,7 @@ class RunFolder:
             return
         # A run that was killed right at the start leaves its lock and an unfinished file.
         present = self.path.iterdir() if self.path.exists() else iter(())
-        if not all(path.name == LOCK or is_partial(path, EXPERIMENT) for path in present):
+        if not all(p.name.startswith(LOCK) or is_partial(p, EXPERIMENT) for p in present):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
 
     def _check_length(self, experiment: "Experiment") -> None:
@@ -146,7 +146,7 @@ class RunFolder:
     def touch(self, mark: Path) -> None:
         """Creates the folder and an empty file in it."""
         with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             mark.touch()
 
     def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
@@ -155,7 +155,7 @@ class RunFolder:
         about = json.dumps(environment() | named, indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
         with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             for name, text in texts.items():
                 if not (self.path / name).is_file():
                     write_atomically(self.path / name, text)
@@ -186,10 +186,8 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
         """Appends a record, which is on disk before this returns."""
-        with self._writing(), (self.path / to).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with self._writing():
+            append_line(self.path / to, json.dumps(record))
 
     def rewind(self, records: list[Record], epoch: int) -> list[Record]:
         """Drops records newer than the checkpoint a run resumes from."""

@@ -12,7 +12,8 @@ from parley.results.curves import field_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
-from parley.sweep.compare import Job, slug
+from parley.sweep.compare import slug
+from parley.sweep.jobs import Job
 from parley.training import run
 
 KEPT = (
@@ -26,8 +27,9 @@ PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
 
 def fitting(experiment: Experiment) -> Experiment:
     """The experiment on a graph that its method can use: the named one, or its spanning tree."""
+    topology = run.topology_of(experiment)
     try:
-        experiment.algorithm.check(run.topology_of(experiment))
+        experiment.algorithm.check(topology)
     except BadValue:
         on_tree = experiment.replace(topology=f"spanning-tree:{experiment.topology}")
         experiment.algorithm.check(run.topology_of(on_tree))

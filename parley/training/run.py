@@ -27,7 +27,7 @@ from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
 from parley.errors import BadValue, Diverged
-from parley.experiment import Experiment
+from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.schedule import Own
@@ -37,6 +37,7 @@ from parley.training.events import EpochDone, Event, Started, StepDone
 from parley.training.pace import Pace
 from parley.training.record import Record
 from parley.wire import clock as links
+from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ def problem(
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     options = experiment.data_options
     places = places or None
+    may_call = places is not None
     if OWN in (experiment.data, experiment.partition):
         places = places or {}
     elif places:
@@ -126,7 +128,8 @@ def problem(
     note = ""
     if places is not None:
         like, root = experiment.data, experiment.data_root
-        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        names = source.class_names
+        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
         # No agent trains on the common samples, held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
@@ -153,10 +156,6 @@ def share_of_test(test: Samples, experiment: Experiment) -> Samples:
     if experiment.test_fraction == 1 or not len(test):
         return test
     return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
-
-
-OWN = "own"
-"""As `data` or `partition`: each agent's host says where its data are."""
 
 
 def _own_problem(
@@ -200,6 +199,11 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
         torch.manual_seed(experiment.seed)
         model = problem.model()
     return Task(model, problem.loss, dtype, device)
+
+
+def _present(values_N: Tensor) -> Tensor:
+    """Without what is not there."""
+    return values_N[~values_N.isnan()] if bool(values_N.isnan().any()) else values_N
 
 
 class Losses(NamedTuple):
@@ -262,6 +266,10 @@ class Run:
                 )
             clock = links.parse(experiment.links, problem.topology, experiment.seed)
             self.transport = transport = transport.timed(clock)
+        if len(placement.agents) < placement.topology.agents:
+            self.transport = transport = transport.guarded(
+                Guard(self.task.dtype, experiment.suspicious)
+            )
         self._try_model(problem)
         self.engine = self._choose_engine()
         self.meter = Meter()
@@ -307,10 +315,12 @@ class Run:
         """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
         name, here = self.experiment.engine, self.transport.placement.here
         if name == "auto":
-            names = engines.candidates(self.task)
-            found = engines.fastest(self.task, self.batches.at(0)) if here == 0 else names[0]
+            batch = self.batches.at(0)
+            shape = tuple(batch.inputs.shape[2:])
+            names = engines.candidates(self.task, shape)
+            found = engines.fastest(self.task, batch) if here == 0 else names[0]
             name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
-            if how := engines.missed(self.task):
+            if how := engines.missed(self.task, shape):
                 log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
         if name == "fused":
@@ -442,14 +452,34 @@ class Run:
 
     def _diverged(self, what: str, step: int) -> Diverged:
         remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        if (guard := self.transport.guard) is not None and guard.first:
+            remedy = f"training has diverged after {guard.first}"
         epoch = -(-step // self.steps_per_epoch)
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
+
+    def _reported(self, what: str, values_N: Tensor, most: float = math.inf) -> Tensor:
+        """What agents have reported; NaN for what cannot be, whose sender is named."""
+        bad_N = ~((values_N >= 0) & (values_N <= most))
+        placement, guard = self.transport.placement, self.transport.guard
+        if guard is None or not bool(bad_N.any()):
+            return values_N
+        for agent in bad_N.nonzero().flatten().tolist():
+            words = f"reported {what} of {float(values_N[agent]):.6g}"
+            worker = placement.worker_of[agent]
+            guard.report(placement.number(agent), worker, self.step - 1, words)
+        return values_N.double().masked_fill(bad_N, math.nan)
 
     def _by_agent(self, values: list[float]) -> list[float | None]:
         """In the order of the experiment's agents, with None for absent ones."""
         numbers = self.transport.placement.numbers or range(len(values))
-        present = dict(zip(numbers, values, strict=True))
+        known = [None if math.isnan(value) else value for value in values]
+        present = dict(zip(numbers, known, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
+
+    def _suspicious(self) -> int:
+        """Suspicious messages so far, at all workers."""
+        guard = self.transport.guard
+        return int(self.transport.sum(torch.tensor(guard.counts.total()))) if guard else 0
 
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
@@ -458,15 +488,22 @@ class Run:
         mean_D = metrics.mean_model(x_AD, transport)
         loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
         self._check_losses(loss_N)
+        own_N = self._reported("an accuracy", own_N, 1.0)
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
+        gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
+        present_N = _present(own_N)
         mean = self.test.score(mean_D)
+        distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
         trained = transport.gather(trained_A2).sum(0)
-        sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
+        sent = {
+            kind: _present(self._reported("bytes", transport.gather(value)).double()).mean()
+            for kind, value in transport.sent.items()
+        }
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
             "epoch": self.epoch,
@@ -476,25 +513,26 @@ class Run:
             "loss": mean.loss,
             "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
-            "accuracy_own": float(own_N.mean()),
-            "accuracy_own_min": float(own_N.min()),
-            "accuracy_own_max": float(own_N.max()),
+            "accuracy_own": float(present_N.mean()),
+            "accuracy_own_min": float(present_N.min()),
+            "accuracy_own_max": float(present_N.max()),
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
-            "distance_agents": self._by_agent(
-                [float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()]
-            ),
+            "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
+        if suspicious := self._suspicious():
+            record["suspicious_messages"] = suspicious
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
             batch = self.batches.at(self.step)
             norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
-        seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
+        each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())
+        seconds = float(_present(self._reported("seconds", each_N)).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
         if transport.clock is not None:

@@ -25,6 +25,8 @@ def test_data(command):
     assert "cannot be given to 12 fully connected agents" in told["note"]
     code, out, _ = command("data digits --agents 12 --topology full")
     assert "note: 10 classes cannot be given" in out
+    told = json.loads(command("data digits --fraction 0.25 --agents 5 --json")[1])
+    assert told["train"] == np.array(told["held"]).sum() == 359 and told["test"] == 360
 
 
 def test_what_each_agent_holds_is_listed_where_a_table_is_too_wide(monkeypatch):

@@ -39,15 +39,15 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("train --alpha -0.1", "alpha: -0.1 is not valid; valid: a number from 0 to 1"),
         ("train --momentum 1", "momentum: 1 is not valid; valid: a number from 0 to below 1"),
         ("train --gamma 0", "gamma: 0 is not valid; valid: a number above 0, at most 1"),
-        ("train --lr -0.10", "lr: -0.10 is not valid; valid: a number above 0"),
-        ("train --lr inf", "lr: inf is not valid; valid: a number above 0"),
+        ("train --lr -0.10", "lr: -0.10 is not valid; valid: a number from 1e-20 to"),
+        ("train --lr inf", "lr: inf is not valid; valid: a number from 1e-20 to"),
         ("train --lr-decay stp", "lr_decay: 'stp' is not valid; valid: constant, step"),
-        ("train --epochs 0", "epochs: 0 is not valid; valid: a whole number of at least 1"),
-        ("train --batch 1.5", "batch: 1.5 is not valid; valid: a whole number of at least 1"),
-        ("train --agents abc", "agents: 'abc' is not valid; valid: a whole number of at least 1"),
-        ("train --seed -1", "seed: -1 is not valid; valid: a whole number of at least 0"),
+        ("train --epochs 0", "epochs: 0 is not valid; valid: a whole number from 1 to"),
+        ("train --batch 1.5", "batch: 1.5 is not valid; valid: a whole number from 1 to"),
+        ("train --agents abc", "agents: 'abc' is not valid; valid: a whole number from 1 to"),
+        ("train --seed -1", "seed: -1 is not valid; valid: a whole number from 0 to"),
         ("train --workers 4 --agents 3", "workers: 4 is not valid (every worker must host an"),
-        ("train --threads 0", "threads: 0 is not valid; valid: a whole number of at least 1"),
+        ("train --threads 0", "threads: 0 is not valid; valid: a whole number from 1 to"),
         ("train --dtype float16", "dtype: 'float16' is not valid; valid: float32, float64"),
         ("train --device tpu", "device: 'tpu' is not valid; valid: cpu, cuda or cuda:N"),
         ("train --device cuda:99", "device: 'cuda:99' is not valid (this CUDA device is not avail"),
@@ -127,7 +127,7 @@ def test_help_teaches(command):
             in out
         ), flag
     words = " ".join(out.replace("│", " ").split())
-    assert "η, the learning rate. (default: 0.1)" in words and "Only cga, compcga." in words
+    assert "η, the learning rate. (default: 0.1)" in words and "Only for cga, compcga." in words
     for name in ("compare", "demo", "algorithms", "topology", "data"):
         code, out, _ = command(f"{name} --help")
         assert code == 0 and "Usage: parley" in out
@@ -149,7 +149,7 @@ def shown_help(command_, name):
 
 @pytest.mark.parametrize("name", ["train", "compare", "tune"])
 def test_help_shows_the_default_of_every_algorithm(command, name):
-    """Read back: what the help says of each algorithm is what its class has."""
+    """Read back: what the help says about each algorithm is what its class has."""
     flags = shown_help(command, name)
     options = {option for a in ALGORITHMS.values() for option in a.options()}
     for option in options:
@@ -162,8 +162,8 @@ def test_help_shows_the_default_of_every_algorithm(command, name):
             for value, _, keys in (other.partition(" for ") for other in others)
             for key in keys.split(", ")
         }
-        only = re.search(r"Only ([^.]*)\.$", words)
-        lacking = re.search(r"Not ([^.]*)\.$", words)
+        only = re.search(r"Only for ([^.]*)\.$", words)
+        lacking = re.search(r"Not for ([^.]*)\.$", words)
         for key, algorithm in ALGORITHMS.items():
             has = key in only[1].split(", ") if only else True
             has = has and not (lacking and key in lacking[1].split(", "))

@@ -1,4 +1,4 @@
-"""``parley train``: what it prints and writes, and how it goes on."""
+"""``parley train``: what it prints and writes, and how it resumes."""
 
 import json
 from pathlib import Path

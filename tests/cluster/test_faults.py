@@ -100,7 +100,7 @@ def test_one_host_diverges(made: Any, mode: str) -> None:
 
 
 def test_a_full_disk(made: Any, tmp_path: Path) -> None:
-    """All stop with the words of the one whose disk is full, and go on from what was written."""
+    """All stop with the error of the host whose disk is full, and resume from what was written."""
     small = tmp_path / "hosts" / "host-1"
     small.mkdir(parents=True)
     mounted = subprocess.run(

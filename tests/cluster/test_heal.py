@@ -139,7 +139,7 @@ def test_a_silent_host_is_dropped_and_comes_back_by_itself(hosts: Hosts) -> None
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_host_with_the_store_is_lost(hosts: Hosts, how: signal.Signals) -> None:
-    """The others stop, say how to go on, and all go on from there."""
+    """The others stop, say how to continue, and all continue from there."""
     hosts.until(lambda: len(hosts.records(1)) >= 2)
     hosts.send(0, how)
     began = time.monotonic()
@@ -160,7 +160,7 @@ def test_the_host_with_the_store_is_lost(hosts: Hosts, how: signal.Signals) -> N
 
 
 def test_twenty_rounds_of_random_faults(tmp_path: Path) -> None:
-    """Kills, pauses and restarts at random moments: whoever is left agrees, and nothing is lost."""
+    """Kills, pauses and restarts at random moments: the survivors agree, and nothing is lost."""
     chance = random.Random(5)
     options = RUN | {"epochs": 60, "patience": 3, "agents": 4}
     hosts = Hosts(tmp_path, 4, **options)

@@ -141,7 +141,7 @@ class TestTheSameNumbers:
 
 class TestEnds:
     def test_a_killed_worker(self, folder: Path, two: list[dict[str, Any]]) -> None:
-        """The first stops at once, says so, and the run goes on from there."""
+        """The first stops at once and says so, and the run can be resumed from there."""
         out = folder / "killed"
         command = Command(folder, *RUN, "--workers=2", "--out", out)
         assert command.until(lambda: recorded(out) >= 1), command.err
@@ -212,7 +212,7 @@ class TestEnds:
     def test_divergence_under_torchrun(
         self, folder: Path, diverging: "subprocess.Popen[str]"
     ) -> None:
-        """torchrun ends everybody at the first failure, but the user is told before."""
+        """torchrun ends all processes at the first failure, but the user sees the reason first."""
         out, err = diverging.communicate(timeout=PATIENCE)
         assert diverging.returncode == 1, "torchrun's own; those of the processes are in its report"
         assert "exitcode  : 2" in err

@@ -1,4 +1,4 @@
-"""The live page in a real browser, while real runs go on."""
+"""The live page in a real browser, with real runs in progress."""
 
 import json
 import shutil
@@ -109,7 +109,7 @@ def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path:
         finally:
             command.send(signal.SIGKILL)
             command.wait()
-        # It goes on from its checkpoint and breaks off in the middle of a record.
+        # It resumes from its checkpoint and breaks off in the middle of a record.
         records = (root / "live/records.jsonl").read_bytes()
         last = json.loads(records.splitlines()[-1])
         news = json.dumps({**last, "epoch": last["epoch"] + 25, "accuracy_mean_model": 0.125})

@@ -1,13 +1,13 @@
-"""Numbers and names that must not change unless somebody means them to.
+"""Numbers and names that must not change unintentionally.
 
 Each row of ``tests/digests/*.json`` is what Parley gave when it was recorded. `ROWS` says how each
 is measured again, through nothing but what users have: the command, ``parley.train``, and the files
 of a run. ``tests/test_digests.py`` compares the two, and
 
     python -m tests.digests            says which rows have changed, and by how much
-    python -m tests.digests --record   writes those rows anew
+    python -m tests.digests --record   rewrites those rows
 
-Whoever records a row anew explains the change in the commit: which fault was mended, or what is now
+If you record a row again, explain the change in the commit: which fault was fixed, or what is now
 computed differently and why. See README.md beside this file.
 """
 

@@ -1,4 +1,4 @@
-"""Whatever stops a run, it goes on to exactly the numbers it would have had."""
+"""Whatever stops a run, resuming it gives exactly the numbers it would have had."""
 
 import random
 import signal

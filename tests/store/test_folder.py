@@ -1,4 +1,4 @@
-"""One run, one folder: what is refused stays as it was, what was interrupted goes on."""
+"""One run, one folder: what is refused stays as it was, what was interrupted resumes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run says where it is, and whether it goes on, was stopped, failed or died can be told."""
+"""A run reports where it is, and whether it is active, was stopped, failed or died."""
 
 import json
 import os

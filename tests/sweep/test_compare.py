@@ -13,10 +13,10 @@ from parley import BadValue, Experiment
 from parley.algorithms import ALGORITHMS
 from parley.cli.main import main
 from parley.cli.screen import screen
+from parley.cluster import launch
 from parley.sweep import compare
-from parley.sweep.compare import FIGURES, Job, jobs, labels, parse_algorithms
-from parley.training.events import EpochDone, StepDone
-from parley.watch import progress
+from parley.sweep.compare import FIGURES, jobs, labels, parse_algorithms
+from parley.sweep.jobs import Job
 from tests.processes import Command, recorded, records
 
 SMALL = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 2}
@@ -64,8 +64,10 @@ OTHER = {
     "engine": ("auto", "loop"), "test_fraction": (1.0, 0.5), "start_agent": (0, 1),
     "bias_norms": ("off", "run"), "data": ("digits", "cifar10"), "workers": (1, 2),
     "device": ("cpu", "cuda"), "threads": (1, 2), "on_failure": ("stop", "heal"),
-    "gamma_decay": ("constant", "cosine:warmup=2"), "stop_when": ("", "loss<=0.1"),
-    "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0), "data_root": ("here", "there"),
+    "suspicious": ("warn", "stop"), "gamma_decay": ("constant", "cosine:warmup=2"),
+    "stop_when": ("", "loss<=0.1"),
+    "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0),
+    "data_root": ("here", "there"),
 }  # fmt: skip
 """For every field, a value for all and another behind a name."""
 
@@ -144,6 +146,23 @@ def test_a_method_that_needs_another_graph_is_told_how_to_get_it(command):
         "--algorithms dpsgd,cga --topology star --weights uniform --seeds 1 --epochs 1 --out none"
     )
     assert code == 2 and "dpsgd:weights=metropolis" in err
+
+
+def test_a_graph_that_does_not_exist_has_no_remedy(command):
+    for algorithms in ("relaysgd,ngc", "all"):
+        code, _, err = command(f"--algorithms {algorithms} --topology mesh --seeds 1")
+        assert code == 2 and err.startswith("error: topology: 'mesh' is not valid; valid: ")
+        assert "alone" not in err and "spanning-tree:mesh" not in err
+
+
+def test_a_variant_for_those_that_have_it(command):
+    code, _, err = command("--algorithms ngc,d2,cga --variant as-run --seeds 1")
+    assert code == 2 and err.startswith("error: variant: 'as-run' is not valid (")
+    assert err.endswith("where it exists: ngc:variant=as-run, cga:variant=as-run\n")
+    algorithms = "ngc:variant=as-run,d2"
+    words = f"--algorithms {algorithms} --seeds 1 --epochs 1 --parallel 1 --out a"
+    assert command(words)[0] == 0
+    assert 'gradient_at = "mixed"' in next(Path("a").glob("ngc*/*/experiment.toml")).read_text()
 
 
 def test_bad_input_of_any_method_is_found_before_anything_runs(command):
@@ -230,10 +249,8 @@ def test_what_is_done_is_not_run_again(command, monkeypatch):
     assert command("--algorithms dpsgd --seeds 2 --epochs 2 --parallel 1 --out all")[0] == 0
     before = records(Path("all/d-psgd/seed-0"))
     executed = []
-    execute = compare.launch.execute
-    monkeypatch.setattr(
-        compare.launch, "execute", lambda e, *rest: executed.append(e) or execute(e, *rest)
-    )
+    execute = launch.execute
+    monkeypatch.setattr(launch, "execute", lambda e, *rest: executed.append(e) or execute(e, *rest))
     words = "--algorithms dpsgd,ngc --seeds 3 --epochs 2 --parallel 1 --out all --resume"
     assert command(words)[0] == 0
     assert [(e.algorithm.name, e.seed) for e in executed] == [
@@ -258,7 +275,7 @@ def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):
 
 
 def test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one(tmp_path):
-    """Ctrl-C while two runs go on at once; then the rest, again side by side."""
+    """Ctrl-C during two parallel runs; then the rest, again side by side."""
     words = f"compare {FLAGS} --algorithms dpsgd,ngc --seeds 1 --epochs 200 --evaluate-every 50"
     folder = tmp_path / "stopped"
     stopped = Command(tmp_path, *words.split(), "--out", folder, "--parallel", "2")
@@ -298,76 +315,3 @@ def test_a_mistake_in_a_later_run_is_told_before_the_first_one(tmp_path):
     with pytest.raises(BadValue, match="model: 'lenet5' is not valid"):
         compare.compare(todo, 1, tmp_path, resume=True)
     assert not list(tmp_path.iterdir())
-
-
-# --- what is shown meanwhile ------------------------------------------------------------------
-
-
-def test_bars_count_the_epochs_of_all_seeds_also_when_resumed(tmp_path, monkeypatch):
-    terminal = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
-    monkeypatch.setattr(compare, "console", terminal)
-    monkeypatch.setattr(progress, "console", terminal)
-    todo = jobs(experiments("ngc", epochs=10), 2, tmp_path)
-    board = compare._Board(todo)
-    record = {"accuracy_mean_model": 0.5, "accuracy_own": 0.25}
-    with board.live():
-        board.show(todo[0], EpochDone(4, None))  # resumed: three epochs were made before
-        board.show(todo[1], EpochDone(10, record))
-    (task,) = board._bars.tasks
-    assert (task.completed, task.total) == (14, 20)
-    assert task.fields["status"] == "50.0% averaged, 25.0% own"
-    terminal.file.close()
-    line = (tmp_path / "screen").read_text().splitlines()[-2]
-    assert "NGC" in line and "14/20" in line and "50.0% averaged, 25.0% own" in line
-
-
-def test_bars_move_within_an_epoch(tmp_path, monkeypatch):
-    terminal = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
-    monkeypatch.setattr(compare, "console", terminal)
-    (job,) = jobs(experiments("ngc", epochs=10), 1, tmp_path)
-    board = compare._Board([job])
-    board.show(job, StepDone(36, 100, 0.5))
-    assert board._bars.tasks[0].completed == pytest.approx(3.6)
-    terminal.file.close()
-
-
-def test_a_log_of_long_runs_has_a_line_a_minute_and_one_for_each_end(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
-    file = (tmp_path / "log").open("w")
-    monkeypatch.setattr(compare, "console", Console(file=file))
-    (job,) = jobs(experiments("ngc", epochs=10), 1, tmp_path)
-    board = compare._Board([job])
-    record = dict.fromkeys(("accuracy_mean_model", "accuracy_own", "accuracy_after_gossip"), 0.5)
-    record |= {"consensus_distance": 0.25, "bytes_models": 1e6, "bytes_cross_gradients": 5e5}
-    told = "accuracy 50.0% averaged, 50.0% own, 50.0% gossiped, distance 0.25, 1.50 MB sent"
-    for at, event in [
-        (0, StepDone(10, 100, 0.5)),
-        (30, EpochDone(3, record)),  # too soon for a line
-        (61, StepDone(40, 100, 0.5)),
-        (100, EpochDone(6, record)),
-        (122, EpochDone(7, record)),
-        (123, EpochDone(10, record)),
-    ]:
-        now[0] = float(at)
-        board.show(job, event)
-    file.close()
-    assert (tmp_path / "log").read_text().splitlines() == [
-        "NGC, seed 0: epoch 4 of 10, 0:02:02 left",
-        f"NGC, seed 0: epoch 7 of 10, {told}, 0:01:01 left",
-        f"NGC, seed 0: {told}",
-    ]
-
-
-def test_runs_tell_of_every_epoch_and_of_few_steps(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
-    heard = []
-    watch = compare._seldom(heard.append)
-    for step in range(1, 101):
-        now[0] = step / 100
-        watch(StepDone(step, 100, 0.5))
-        if step % 10 == 0:
-            watch(EpochDone(step // 10, None))
-    assert [e.epoch for e in heard if isinstance(e, EpochDone)] == list(range(1, 11))
-    assert [e.step for e in heard if isinstance(e, StepDone)] == [50, 100]

@@ -19,7 +19,8 @@ from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.store.folder import RunFolder
 from parley.sweep import field, tune
-from parley.sweep.compare import Job, compare
+from parley.sweep.compare import compare
+from parley.sweep.jobs import Job
 from parley.training import run
 
 COMMON: dict[str, Any] = {
@@ -163,7 +164,7 @@ class TestResults:
 
 
 class TestWhatIsAskedFor:
-    """Tuning puts nothing in the place of what somebody wrote."""
+    """Tuning does not replace what the user wrote."""
 
     @pytest.fixture
     def command(

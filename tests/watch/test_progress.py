@@ -1,4 +1,4 @@
-"""What is seen while a run goes on: in a terminal, in a log, in a notebook."""
+"""What is shown during a run: in a terminal, in a log, in a notebook."""
 
 import io
 import re

@@ -242,7 +242,7 @@ def test_the_runs_that_are_compared_go_somewhere(together: dict[str, dict[str, T
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What worker 0 is told of each mistake of worker 1."""
+    """What worker 0 learns about each mistake of worker 1."""
     folder = tmp_path_factory.mktemp("refusals")
     workers = [process(send_wrongly, rank, folder) for rank in range(2)]
     for worker in workers:
@@ -284,7 +284,7 @@ class TestRefusals:
 
 
 def send_wrongly(rank: int, folder: Path) -> None:
-    """Worker 1 makes one mistake after the other; worker 0 notes what it is told."""
+    """Worker 1 makes one mistake after another; worker 0 notes what it is told."""
     torch.set_num_threads(1)
     topology = graphs.ring(3)
     placement = Placement(topology, (0, 1, 1), rank)

@@ -1,6 +1,7 @@
 """Compiled kernels: built from C on first use, kept in the cache, optional.
 
-`kernels.c` has gradients and 1-bit messages, `average.c` sums in a fixed order.
+`graph.h` says how gradients are computed, and `graph.c` has the table of operations. `signs.c` has
+1-bit messages, `average.c` sums in a fixed order.
 
 Whoever has a C compiler gets them; for everyone else `available()` is False, `reason()` says why,
 and pure torch does the work.
@@ -17,11 +18,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from parley.cache import cache_folder
+from parley.cache import code_folder, own_files
 
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
 # takes a quarter of the time to compile.
@@ -29,43 +31,47 @@ FLAGS = (
     *("-std=gnu11", "-O2", "-march=native", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
-SOURCES = {"kernels.c": "-ffp-contract=fast", "average.c": "-ffp-contract=off"}
+_FAST = ("graph", "convolution", "winograd", "norms", "pixelwise", "pools", "products")
+SOURCES = {
+    **{f"{name}.c": "-ffp-contract=fast" for name in (*_FAST, "signs")},
+    "average.c": "-ffp-contract=off",
+}
 """Each file, and whether a product and a sum may become one operation that rounds once: not where
 the result has to be the same as torch's."""
-MOST = 32
-"""Stages, and dense layers, that a network may have."""
+NOTHING = -1
+"""Where there is no parameter, no value, no gradient."""
 
 
-class Stage(Structure):
-    """Convolution, activation and pool, as in kernels.c; offsets are into the flat parameters."""
+class Value(Structure):
+    """A feature map, as in graph.h."""
+
+    _fields_ = tuple((n, c_int64) for n in ("channels", "rows", "columns", "at", "slope"))
+
+
+class Node(Structure):
+    """One operation, as in graph.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("inputs", "height", "width", "outputs")),
-        *((name, c_int64) for name in ("kernel_h", "kernel_w", "pad_h", "pad_w")),
-        *((name, c_int64) for name in ("activation", "groups", "pool")),
-        *((name, c_int64) for name in ("weight", "bias", "gamma", "beta", "v")),
-        ("eps", c_float),
+        *((name, c_int64) for name in ("kind", "first", "second", "result")),
+        ("parameter", c_int64 * 3),
+        ("option", c_int64 * 14),
+        ("number", c_float * 2),
+        *((name, c_int64) for name in ("saved", "prepared")),
+        *((name, c_int64 * 2) for name in ("wanted", "add")),
     )
 
 
-class Dense(Structure):
-    """A linear layer, with ReLU or without."""
-
-    _fields_ = tuple((name, c_int64) for name in ("inputs", "outputs", "relu", "weight", "bias"))
-
-
-class Net(Structure):
-    """A network: stages, then dense layers."""
+class Graph(Structure):
+    """A network as a list of operations, as in graph.h."""
 
     _fields_ = (
-        *((n, c_int64) for n in ("stages", "denses", "parameters", "inputs", "chunk")),
-        ("stage", Stage * MOST),
-        ("dense", Dense * MOST),
+        *((n, c_int64) for n in ("nodes", "parameters", "input", "output", "vecs", "scratch")),
+        ("loss", c_int64),
+        ("smoothing", c_float),
+        ("class_weights", c_void_p),
+        ("node", POINTER(Node)),
+        ("value", POINTER(Value)),
     )
-
-
-NONE, RELU, HARD_SWISH, S0 = range(4)
-"""Activations."""
 
 
 class _Unavailable(Exception):
@@ -116,11 +122,11 @@ def _build() -> ctypes.CDLL:
         raise _Unavailable("PARLEY_KERNELS is off")
     compiler = _compiler()
     version = _run([*compiler, "--version"])
-    texts = [Path(__file__).with_name(name).read_text() for name in SOURCES]
+    texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.[ch]"))]
     parts = (*texts, *SOURCES.values(), *FLAGS, *compiler, version, processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    folder = cache_folder()
-    for path in folder.glob(f"kernels-{key}-*.so"):
+    folder = code_folder()
+    for path in own_files(folder, f"kernels-{key}-*.so"):
         # The name ends in a hash of the contents: loading a file that was cut short may crash.
         if path.stem.endswith(_digest(path)):
             return _open(path)
@@ -129,12 +135,16 @@ def _build() -> ctypes.CDLL:
     # Several processes may build at once: each makes its own file, then gives it its name.
     with tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as own:
         made = Path(own) / "kernels.so"
-        objects = []
-        for name, contraction in SOURCES.items():
-            objects.append(str((Path(own) / name).with_suffix(".o")))
+        objects = [str((Path(own) / name).with_suffix(".o")) for name in SOURCES]
+
+        def compile_one(name: str, made: str) -> None:
             source = str(Path(__file__).with_name(name))
-            _run([*compiler, *FLAGS, contraction, "-c", source, "-o", objects[-1]])
+            _run([*compiler, *FLAGS, SOURCES[name], "-c", source, "-o", made])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, SOURCES, objects))
         _run([*compiler, "-shared", *objects, "-o", str(made), "-lm"])
+        made.chmod(0o700)  # whatever the umask is: what others can write is not loaded
         path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
     return _open(path)
 
@@ -187,20 +197,23 @@ def _open(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     signatures = {
         "parley_lanes": (c_int64,),
-        "parley_workspace": (c_int64, POINTER(Net)),
-        "parley_converted": (c_int64, POINTER(Net), c_int64),
+        "parley_sizes": (None, POINTER(Graph), c_int64, POINTER(c_int64)),
+        "parley_map_size": (c_int64, POINTER(Graph), c_int64),
+        "parley_converted": (c_int64, POINTER(Graph), c_int64),
         "parley_convert": (
-            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
+            *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         ),
         "parley_gradients": (
-            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_void_p, c_void_p, c_int64, c_void_p),
         ),
         "parley_accumulate": (
-            *(None, POINTER(Net), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         ),
-        "parley_predict": (None, POINTER(Net), c_void_p, c_void_p, c_int64, c_void_p, c_void_p),
+        "parley_predict": (
+            *(None, POINTER(Graph), c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+        ),
         "parley_sums_float": (None, *_SUMS, c_float),
         "parley_sums_double": (None, *_SUMS, c_double),
         "parley_encode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
@@ -218,12 +231,14 @@ def _open(path: Path) -> ctypes.CDLL:
 
 def _check(loaded: ctypes.CDLL) -> None:
     """One linear layer whose answer is known: y = 2x + 1 for x = 3."""
-    net = Net(stages=0, denses=1, parameters=2, inputs=1, chunk=1)
-    net.dense[0] = Dense(inputs=1, outputs=1, relu=0, weight=0, bias=1)
-    size = loaded.parley_workspace(net)
-    memory = ctypes.create_string_buffer(size + 64)
+    node = Node(kind=0, first=0, second=NOTHING, result=1, parameter=(0, 1, NOTHING))
+    node.option[:10] = (1, 1, 1, 1, 1, 0, 0, 1, 1, 1)
+    values = (Value * 2)(Value(1, 1, 1, 0, NOTHING), Value(1, 1, 1, 8, NOTHING))
+    graph = Graph(nodes=1, parameters=2, input=0, output=1, vecs=1, scratch=16)
+    graph.node, graph.value = (Node * 1)(node), values
+    memory = ctypes.create_string_buffer(1 << 16)
     at = -(-ctypes.addressof(memory) // 64) * 64
     parameters, inputs, logits = (c_float * 2)(2, 1), (c_float * 1)(3), (c_float * 1)()
-    loaded.parley_predict(net, parameters, inputs, 1, logits, at)
+    loaded.parley_predict(graph, parameters, inputs, 1, logits, at, at + 4096)
     if logits[0] != 7:
         raise _Unavailable(f"the kernels answer {logits[0]}, not 7, to a known case")

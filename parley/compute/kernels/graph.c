@@ -1,0 +1,215 @@
+/* Runs the list of operations: what Python calls. */
+#include "graph.h"
+
+enum { CONVOLUTION, NORMALISATION, ACTIVATION, MAX_POOL, MEAN_POOL, ADDITION, PRODUCT, CONCATENATION, RESHAPE };
+
+static const Operation *const operations[] = {
+    [CONVOLUTION] = &convolution, [NORMALISATION] = &normalisation, [ACTIVATION] = &activation,
+    [MAX_POOL] = &max_pool, [MEAN_POOL] = &mean_pool, [ADDITION] = &addition, [PRODUCT] = &product,
+    [CONCATENATION] = &concatenation, [RESHAPE] = &reshape,
+};
+
+Int parley_lanes(void) { return LANES; }
+
+/* Vectors that a node asks for: sizes is {saved, prepared, scratch}. */
+void parley_sizes(const Graph *graph, Int node, Int *sizes) {
+    Sizes wanted = {0};
+    const Node *n = graph->node + node;
+    if (operations[n->kind]->sizes) operations[n->kind]->sizes(graph, n, &wanted);
+    sizes[0] = wanted.saved, sizes[1] = wanted.prepared, sizes[2] = wanted.scratch;
+}
+
+/* Vectors of a map, with room for all samples of a chunk. */
+Int parley_map_size(const Graph *graph, Int value) { return map_size(graph->value + value, graph->vecs); }
+
+/* ---- cross-entropy ---- */
+
+/* With q the target's shares of the classes, smoothed and weighted, the loss of a sample is
+ * Σ q (log Σ e^z - z). Sum of the chunk's losses; the logits' gradient times `scale`. */
+static double cross_entropy(const Run *run, const Int *targets, float scale) {
+    const Graph *graph = run->graph;
+    Map z = map_of(run, graph->output), g = slope_of(run, graph->output);
+    Int classes = z.channels;
+    const float *weights = graph->class_weights;
+    float rest = graph->smoothing / classes, main = 1 - graph->smoothing, all = 0;
+    for (Int k = 0; k < classes; k++) all += rest * (weights ? weights[k] : 1);
+    double loss = 0;
+    for (Int v = 0; v < z.vecs; v++) {
+        vec most = z.at[v], sum = {0};
+        for (Int k = 1; k < classes; k++) {
+            vec at = z.at[k * z.channel + v];
+            most = choose(less(most, at) | is_nan(at), at, most);
+        }
+        for (Int k = 0; k < classes; k++) {
+            vec e = exponential(z.at[k * z.channel + v] - most);
+            g.at[k * g.channel + v] = e, sum += e;
+        }
+        Int here = smallest(LANES, run->samples - v * LANES);
+        union {
+            ivec all;
+            int32_t each[LANES];
+        } target;
+        union {
+            vec all;
+            float each[LANES];
+        } weight = {{0}}, sums = {sum}, missed;
+        for (Int l = 0; l < LANES; l++) {
+            target.each[l] = l < here ? targets[v * LANES + l] : -1;
+            if (l < here) weight.each[l] = main * (weights ? weights[target.each[l]] : 1);
+        }
+        mask real = ~same(target.all, -1);
+        vec mass = choose(real, weight.all + all, (vec){0}), share = mass * scale / sum, part = {0};
+        for (Int k = 0; k < classes; k++) {
+            float evenly = rest * (weights ? weights[k] : 1);
+            vec *at = g.at + k * g.channel + v;
+            vec q = choose(same(target.all, k), weight.all, (vec){0}) + choose(real, splat(evenly), (vec){0});
+            *at = *at * share - q * scale;
+            vec gap = most - z.at[k * z.channel + v];
+            part += choose(graph->smoothing == 0 ? same(target.all, k) : real, q * gap, (vec){0});
+        }
+        missed.all = part;
+        for (Int l = 0; l < here; l++)
+            loss += (double)(weight.each[l] + all) * logf(sums.each[l]) + missed.each[l];
+    }
+    return loss;
+}
+
+/* ---- inputs ---- */
+
+static Int chunk_size(const Graph *graph) { return map_size(graph->value + graph->input, graph->vecs); }
+
+/* Floats that n converted inputs take. */
+Int parley_converted(const Graph *graph, Int n) {
+    Int samples = graph->vecs * LANES;
+    return (n + samples - 1) / samples * chunk_size(graph) * LANES;
+}
+
+/* Lanes without a sample are zero: what they hold is multiplied by zero, which a NaN would survive. */
+static void convert(const Graph *graph, const float *inputs, Int n, vec *to) {
+    const Value *value = graph->value + graph->input;
+    Int pixels = value->rows * value->columns, size = value->channels * pixels;
+    Int samples = graph->vecs * LANES;
+    for (Int first = 0; first < n; first += samples, to += chunk_size(graph)) {
+        Int count = smallest(samples, n - first), vecs = blocks_of(count);
+        Int channel = channel_of(pixels, vecs);
+        for (Int c = 0; c < value->channels; c++)
+            for (Int v = 0; v < vecs; v++) {
+                const float *from = inputs + (first + v * LANES) * size + c * pixels;
+                Int here = smallest(LANES, count - v * LANES);
+                float *at = (float *)(to + c * channel + v);
+                for (Int p = 0; p < pixels; p++)
+                    for (Int l = 0; l < LANES; l++)
+                        at[p * vecs * LANES + l] = l < here ? from[l * size + p] : 0;
+            }
+    }
+}
+
+void parley_convert(
+    const Graph *graph, Int rows, const float *inputs, Int stride, const Int *sizes, float *to, Int size
+) {
+    for (Int r = 0; r < rows; r++) convert(graph, inputs + r * stride, sizes[r], (vec *)(to + r * size));
+}
+
+/* ---- the passes ---- */
+
+static void prepare(const Run *run) {
+    for (Int k = 0; k < run->graph->nodes; k++) {
+        const Node *node = run->graph->node + k;
+        if (operations[node->kind]->prepare) operations[node->kind]->prepare(run, node);
+    }
+}
+
+static void forward(const Run *run) {
+    for (Int k = 0; k < run->graph->nodes; k++) {
+        const Node *node = run->graph->node + k;
+        operations[node->kind]->forward(run, node);
+    }
+}
+
+static void backward(const Run *run) {
+    for (Int k = run->graph->nodes - 1; k >= 0; k--) {
+        const Node *node = run->graph->node + k;
+        if (run->graph->value[node->result].slope == NOTHING) continue; /* nothing is learned */
+        operations[node->kind]->backward(run, node);
+    }
+}
+
+/* Gradient of one model on one batch; its loss is returned. */
+static float one_gradient(
+    const Graph *graph, const float *parameters, vec *inputs, const Int *targets, Int size,
+    float *gradient, vec *memory
+) {
+    Run run = {
+        .graph = graph, .memory = memory, .parameters = parameters, .gradient = gradient, .training = 1,
+    };
+    memset(gradient, 0, sizeof(float) * graph->parameters);
+    prepare(&run);
+    double loss = 0;
+    Int samples = graph->vecs * LANES;
+    for (Int first = 0; first < size; first += samples, inputs += chunk_size(graph)) {
+        run.samples = smallest(samples, size - first);
+        run.vecs = blocks_of(run.samples);
+        run.inputs = inputs;
+        forward(&run);
+        loss += cross_entropy(&run, targets + first, 1.0f / size);
+        backward(&run);
+    }
+    for (Int k = 0; k < graph->nodes; k++) {
+        const Node *node = graph->node + k;
+        if (operations[node->kind]->finish) operations[node->kind]->finish(&run, node);
+    }
+    return loss / size;
+}
+
+/* Loss and gradient of `pairs` models [.][parameters], each on its batch; converted[p] and
+ * targets[p] are those of pair p, sizes[p] its number of samples. */
+void parley_gradients(
+    const Graph *graph, Int pairs, const float *models, Int model_stride, float *const *converted,
+    const Int *const *targets, const Int *sizes, float *losses, float *gradients, Int gradient_stride,
+    vec *workspace
+) {
+    for (Int p = 0; p < pairs; p++)
+        losses[p] = one_gradient(graph, models + p * model_stride, (vec *)converted[p], targets[p],
+                                 sizes[p], gradients + p * gradient_stride, workspace);
+}
+
+void add_row_float(const float *row, float weight, Int size, float *sum); /* in average.c */
+
+/* The same for models[model[p]], but each gradient is added at once, while it is in the cache:
+ * weight[s][p] times it to row target[s][p] of sums[s], for every share s. `gradient` has room for
+ * one. */
+void parley_accumulate(
+    const Graph *graph, Int pairs, const float *models, Int model_stride, const Int *model,
+    float *const *converted, const Int *const *targets, const Int *sizes, Int shares,
+    const Int *target, const float *weight, float *const *sums, const Int *sum_strides,
+    float *gradient, vec *workspace
+) {
+    for (Int p = 0; p < pairs; p++) {
+        one_gradient(graph, models + model[p] * model_stride, (vec *)converted[p], targets[p], sizes[p],
+                     gradient, workspace);
+        for (Int s = 0; s < shares; s++)
+            add_row_float(gradient, weight[s * pairs + p], graph->parameters,
+                          sums[s] + target[s * pairs + p] * sum_strides[s]);
+    }
+}
+
+/* Outputs [n][features] of one model; `converted` has room for a chunk of inputs. */
+void parley_predict(
+    const Graph *graph, const float *parameters, const float *inputs, Int n, float *outputs,
+    vec *converted, vec *workspace
+) {
+    const Value *in = graph->value + graph->input, *out = graph->value + graph->output;
+    Int size = in->channels * in->rows * in->columns, samples = graph->vecs * LANES;
+    Run run = {.graph = graph, .memory = workspace, .parameters = parameters, .inputs = converted};
+    prepare(&run);
+    for (Int first = 0; first < n; first += samples) {
+        run.samples = smallest(samples, n - first);
+        run.vecs = blocks_of(run.samples);
+        convert(graph, inputs + first * size, run.samples, converted);
+        forward(&run);
+        Map z = map_of(&run, graph->output);
+        for (Int i = 0; i < run.samples; i++)
+            for (Int k = 0; k < out->channels; k++)
+                outputs[(first + i) * out->channels + k] = ((float *)(z.at + k * z.channel))[i];
+    }
+}

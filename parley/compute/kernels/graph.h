@@ -1,0 +1,111 @@
+/* A network as a list of operations on feature maps.
+ *
+ * Layout. Samples are the innermost axis: `vecs` vectors of LANES of them, so that a value of a
+ * feature map is a few vectors side by side and every operation is plain vector arithmetic: no
+ * im2col, no shuffles. A map is [channel][row][column][vecs]; the distance from one channel to the
+ * next is an odd number of cache lines, as powers of two would all fall into the same place of a
+ * cache. There is no halo: a convolution asks which taps of its kernel meet the map.
+ *
+ * A chunk of samples passes through all operations, forward and then backward. The planner
+ * (parley/compute/plan.py) has laid out the maps, their gradients and what operations keep, each
+ * for as long as somebody needs it, in one workspace; offsets are in vectors from its start.
+ */
+#ifndef PARLEY_GRAPH
+#define PARLEY_GRAPH
+#include "simd.h"
+
+#define NOTHING -1
+
+typedef struct { /* a feature map, or features: then rows = columns = 1 */
+    Int channels, rows, columns;
+    Int at, slope; /* offsets of it and of its gradient, or NOTHING */
+} Value;
+
+typedef struct {
+    Int kind; /* which operation */
+    Int first, second, result;
+    Int parameter[3]; /* offsets into the flat parameters, or NOTHING */
+    Int option[14];
+    float number[2];
+    Int saved, prepared; /* offsets: what forward keeps for backward; what is made of the parameters */
+    Int wanted[2]; /* whether the gradient of first and second is */
+    Int add[2];    /* whether it is added to what is there */
+} Node;
+
+typedef struct {
+    Int nodes, parameters, input, output, vecs, scratch;
+    Int loss;
+    float smoothing;
+    const float *class_weights; /* or null */
+    const Node *node;
+    const Value *value;
+} Graph;
+
+typedef struct { /* one model on one chunk */
+    const Graph *graph;
+    vec *memory;
+    vec *inputs;
+    const float *parameters;
+    float *gradient;
+    Int vecs, samples;
+    int training;
+} Run;
+
+typedef struct {
+    vec *at;
+    Int channels, rows, columns, pixels;
+    Int vecs, channel; /* vectors of a pixel; from one channel to the next */
+} Map;
+
+typedef struct { /* vectors that an operation asks for */
+    Int saved, prepared, scratch;
+} Sizes;
+
+typedef struct {
+    void (*forward)(const Run *, const Node *);
+    void (*backward)(const Run *, const Node *);
+    void (*prepare)(const Run *, const Node *); /* once for each model, before its chunks */
+    void (*finish)(const Run *, const Node *);  /* once for each gradient, after its chunks */
+    void (*sizes)(const Graph *, const Node *, Sizes *);
+} Operation;
+
+extern const Operation convolution, normalisation, activation, max_pool, mean_pool, addition, product,
+    concatenation, reshape, batch_normalisation, masking;
+
+#define LINE (64 / (Int)sizeof(vec)) /* vectors of a cache line; 0 where a vector is longer */
+
+static ALWAYS_INLINE Int channel_of(Int pixels, Int vecs) {
+    Int size = pixels * vecs, line = LINE > 0 ? LINE : 1;
+    return pixels == 1 ? size : ((size + line - 1) / line | 1) * line;
+}
+
+static ALWAYS_INLINE Int map_size(const Value *v, Int vecs) {
+    return v->channels * channel_of(v->rows * v->columns, vecs);
+}
+
+static ALWAYS_INLINE Map map_at(const Run *run, Int value, vec *at) {
+    const Value *v = run->graph->value + value;
+    Int pixels = v->rows * v->columns;
+    return (Map){at, v->channels, v->rows, v->columns, pixels, run->vecs, channel_of(pixels, run->vecs)};
+}
+
+static ALWAYS_INLINE Map map_of(const Run *run, Int value) {
+    Int at = run->graph->value[value].at;
+    return map_at(run, value, value == run->graph->input ? run->inputs : run->memory + at);
+}
+
+static ALWAYS_INLINE Map slope_of(const Run *run, Int value) {
+    return map_at(run, value, run->memory + run->graph->value[value].slope);
+}
+
+static ALWAYS_INLINE vec *scratch_of(const Run *run) { return run->memory + run->graph->scratch; }
+
+static ALWAYS_INLINE const float *parameter_of(const Run *run, const Node *node, int which) {
+    return node->parameter[which] < 0 ? 0 : run->parameters + node->parameter[which];
+}
+
+static ALWAYS_INLINE float *gradient_of(const Run *run, const Node *node, int which) {
+    return node->parameter[which] < 0 ? 0 : run->gradient + node->parameter[which];
+}
+
+#endif

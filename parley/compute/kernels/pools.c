@@ -1,0 +1,135 @@
+/* Greatest and mean values of windows; adaptive windows divide the map evenly. */
+#include "graph.h"
+
+enum { KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, DILATION_H, DILATION_W, ADAPTIVE, PADDED, DIVISOR };
+
+typedef struct { /* along one axis: `count` places from `from` on, `step` apart */
+    Int from, count, step;
+    Int padded; /* how many places count for a mean that includes the padding */
+} Window;
+
+static Window window_of(const Node *node, Int at, Int size, Int results, int axis) {
+    const Int *o = node->option;
+    if (o[ADAPTIVE]) {
+        Int from = at * size / results, to = ((at + 1) * size + results - 1) / results;
+        return (Window){from, to - from, 1, to - from};
+    }
+    Int kernel = o[KERNEL_H + axis], pad = o[PAD_H + axis], step = o[DILATION_H + axis];
+    Int begin = at * o[STRIDE_H + axis] - pad, from = begin, count = kernel;
+    while (from < 0) from += step, count--;
+    while (count > 0 && from + (count - 1) * step >= size) count--;
+    return (Window){from, count, step, smallest(begin + kernel, size + pad) - begin};
+}
+
+#define PLACES(run, node) ((uint8_t *)((run)->memory + (node)->saved))
+
+static void max_forward(const Run *run, const Node *node) {
+    Map in = map_of(run, node->first), out = map_of(run, node->result);
+    bytes *place = (bytes *)PLACES(run, node);
+    for (Int c = 0; c < out.channels; c++)
+        for (Int y = 0; y < out.rows; y++) {
+            Window down = window_of(node, y, in.rows, out.rows, 0);
+            for (Int x = 0; x < out.columns; x++) {
+                Window along = window_of(node, x, in.columns, out.columns, 1);
+                const vec *first = in.at + c * in.channel + (down.from * in.columns + along.from) * in.vecs;
+                for (Int v = 0; v < in.vecs; v++) {
+                    vec most = first[v];
+                    ivec which = {0};
+                    int k = 0; /* in PyTorch's order: the first greatest, and a NaN wins */
+                    for (Int i = 0; i < down.count; i++)
+                        for (Int j = 0; j < along.count; j++, k++) {
+                            vec z = first[(i * down.step * in.columns + j * along.step) * in.vecs + v];
+                            mask m = less(most, z) | is_nan(z);
+                            most = choose(m, z, most);
+                            which = choose_int(m, (ivec){0} + k, which);
+                        }
+                    out.at[c * out.channel + (y * out.columns + x) * out.vecs + v] = most;
+                    *place++ = __builtin_convertvector(which, bytes);
+                }
+            }
+        }
+}
+
+static void max_backward(const Run *run, const Node *node) {
+    if (!node->wanted[0]) return;
+    Map g = slope_of(run, node->result), to = slope_of(run, node->first);
+    const bytes *place = (const bytes *)PLACES(run, node);
+    for (Int c = 0; c < g.channels; c++) {
+        vec *channel = to.at + c * to.channel;
+        if (!node->add[0]) memset(channel, 0, sizeof(vec) * to.pixels * to.vecs);
+        for (Int y = 0; y < g.rows; y++) {
+            Window down = window_of(node, y, to.rows, g.rows, 0);
+            for (Int x = 0; x < g.columns; x++) {
+                Window along = window_of(node, x, to.columns, g.columns, 1);
+                vec *first = channel + (down.from * to.columns + along.from) * to.vecs;
+                for (Int v = 0; v < to.vecs; v++) {
+                    vec slope = g.at[c * g.channel + (y * g.columns + x) * g.vecs + v], none = {0};
+                    ivec which = __builtin_convertvector(*place++, ivec);
+                    int k = 0;
+                    for (Int i = 0; i < down.count; i++)
+                        for (Int j = 0; j < along.count; j++, k++)
+                            first[(i * down.step * to.columns + j * along.step) * to.vecs + v] +=
+                                choose(same(which, k), slope, none);
+                }
+            }
+        }
+    }
+}
+
+static void max_sizes(const Graph *graph, const Node *node, Sizes *sizes) {
+    const Value *out = graph->value + node->result;
+    sizes->saved = blocks_of(out->channels * out->rows * out->columns * graph->vecs * LANES / 4 + LANES);
+}
+
+const Operation max_pool = {.forward = max_forward, .backward = max_backward, .sizes = max_sizes};
+
+static float share_of(const Node *node, Window down, Window along) {
+    if (node->option[DIVISOR]) return 1.0f / node->option[DIVISOR];
+    if (node->option[PADDED]) return 1.0f / (down.padded * along.padded);
+    return 1.0f / (down.count * along.count);
+}
+
+static void mean_forward(const Run *run, const Node *node) {
+    Map in = map_of(run, node->first), out = map_of(run, node->result);
+    for (Int c = 0; c < out.channels; c++)
+        for (Int y = 0; y < out.rows; y++) {
+            Window down = window_of(node, y, in.rows, out.rows, 0);
+            for (Int x = 0; x < out.columns; x++) {
+                Window along = window_of(node, x, in.columns, out.columns, 1);
+                const vec *first = in.at + c * in.channel + (down.from * in.columns + along.from) * in.vecs;
+                float share = share_of(node, down, along);
+                for (Int v = 0; v < in.vecs; v++) {
+                    vec sum = {0};
+                    for (Int i = 0; i < down.count; i++)
+                        for (Int j = 0; j < along.count; j++)
+                            sum += first[(i * in.columns + j) * in.vecs + v];
+                    out.at[c * out.channel + (y * out.columns + x) * out.vecs + v] = sum * share;
+                }
+            }
+        }
+}
+
+static void mean_backward(const Run *run, const Node *node) {
+    if (!node->wanted[0]) return;
+    Map g = slope_of(run, node->result), to = slope_of(run, node->first);
+    for (Int c = 0; c < g.channels; c++) {
+        vec *channel = to.at + c * to.channel;
+        if (!node->add[0]) memset(channel, 0, sizeof(vec) * to.pixels * to.vecs);
+        for (Int y = 0; y < g.rows; y++) {
+            Window down = window_of(node, y, to.rows, g.rows, 0);
+            for (Int x = 0; x < g.columns; x++) {
+                Window along = window_of(node, x, to.columns, g.columns, 1);
+                vec *first = channel + (down.from * to.columns + along.from) * to.vecs;
+                float share = share_of(node, down, along);
+                for (Int v = 0; v < to.vecs; v++) {
+                    vec part = g.at[c * g.channel + (y * g.columns + x) * g.vecs + v] * share;
+                    for (Int i = 0; i < down.count; i++)
+                        for (Int j = 0; j < along.count; j++)
+                            first[(i * to.columns + j) * to.vecs + v] += part;
+                }
+            }
+        }
+    }
+}
+
+const Operation mean_pool = {.forward = mean_forward, .backward = mean_backward};

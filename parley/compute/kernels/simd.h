@@ -1,0 +1,108 @@
+/* Vectors of LANES floats, one sample in each lane: GCC's vector extension (GCC and Clang), except
+ * comparisons on AVX-512. Not for -ffinite-math-only: a NaN must reach the loss. */
+#ifndef PARLEY_SIMD
+#define PARLEY_SIMD
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512F__)
+#define LANES 16
+#define REGISTERS 32
+#elif defined(__AVX__)
+#define LANES 8
+#define REGISTERS 16
+#elif defined(__aarch64__)
+#define LANES 4
+#define REGISTERS 32
+#else
+#define LANES 4
+#define REGISTERS 16
+#endif
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef int64_t Int;
+typedef float vec __attribute__((vector_size(LANES * 4), may_alias));
+typedef float loose __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(LANES), may_alias, aligned(1)));
+
+static ALWAYS_INLINE vec splat(float a) { return a - (vec){0}; }
+static ALWAYS_INLINE vec either(int is, vec a, vec b) { return is ? a : b; }
+
+/* Comparisons and choice by lane. A comparison with NaN is false. */
+#if defined(__AVX512F__)
+typedef __mmask16 mask;
+static ALWAYS_INLINE mask less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+static ALWAYS_INLINE mask is_nan(vec a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+static ALWAYS_INLINE mask same(ivec a, int b) {
+    return _mm512_cmpeq_epi32_mask((__m512i)a, _mm512_set1_epi32(b));
+}
+static ALWAYS_INLINE vec choose(mask m, vec a, vec b) { return _mm512_mask_blend_ps(m, b, a); }
+static ALWAYS_INLINE ivec choose_int(mask m, ivec a, ivec b) {
+    return (ivec)_mm512_mask_blend_epi32(m, (__m512i)b, (__m512i)a);
+}
+static ALWAYS_INLINE mask lanes_of(uint32_t bits) { return bits; }
+#else
+typedef ivec mask;
+static ALWAYS_INLINE mask less(vec a, vec b) { return a < b; }
+static ALWAYS_INLINE mask is_nan(vec a) { return a != a; }
+static ALWAYS_INLINE mask same(ivec a, int b) { return a == b; }
+static ALWAYS_INLINE vec choose(mask m, vec a, vec b) {
+    return (vec)((m & (ivec)a) | (~m & (ivec)b));
+}
+static ALWAYS_INLINE ivec choose_int(mask m, ivec a, ivec b) { return (m & a) | (~m & b); }
+static ALWAYS_INLINE mask lanes_of(uint32_t bits) { /* lane k by bit k */
+#if LANES == 8
+    const ivec each = {1, 2, 4, 8, 16, 32, 64, 128};
+#else
+    const ivec each = {1, 2, 4, 8};
+#endif
+    return (((ivec){0} + (int32_t)bits) & each) != 0;
+}
+#endif
+
+/* The operand order lets a NaN in x through. */
+static ALWAYS_INLINE vec at_least(vec x, float low) { return choose(less(x, splat(low)), splat(low), x); }
+static ALWAYS_INLINE vec at_most(vec x, float high) { return choose(less(splat(high), x), splat(high), x); }
+
+static ALWAYS_INLINE float total(vec v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(v);
+#else
+    float sum[LANES];
+    memcpy(sum, &v, sizeof v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; l++) sum[l] += sum[l + half];
+    return sum[0];
+#endif
+}
+
+/* e^x to 2e-7: 2^n times a polynomial of the rest (Cephes' coefficients). */
+static ALWAYS_INLINE vec exponential(vec x) {
+    x = at_most(at_least(x, -87.0f), 88.0f);
+    const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    vec shifted = x * 1.44269504f + magic;
+    vec n = shifted - magic;
+    vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    ivec scale = (((ivec)shifted - (ivec)magic) + 127) << 23;
+    return p * (vec)scale;
+}
+
+static ALWAYS_INLINE Int blocks_of(Int n) { return (n + LANES - 1) / LANES; }
+static ALWAYS_INLINE Int largest(Int a, Int b) { return a > b ? a : b; }
+static ALWAYS_INLINE Int smallest(Int a, Int b) { return a < b ? a : b; }
+
+#endif

@@ -1,0 +1,398 @@
+"""How each layer, function and method is read: the tables of `reader.py`."""
+
+import operator
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from parley.compute.operations import (
+    ACTIVATIONS,
+    DEPTHWISE,
+    DIRECT,
+    EVONORM_HARD_SWISH,
+    EVONORM_S0,
+    PLAIN,
+    POINTWISE,
+    WINOGRAD,
+    Shape,
+    Step,
+)
+from parley.models import EvoNorm
+
+Pair = tuple[int, int]
+
+
+class Unsupported(Exception):
+    """What about a model the kernels cannot do."""
+
+
+def shape_of(tensor: Tensor, where: str) -> Shape:
+    """Channels, rows and columns of one sample."""
+    if tensor.ndim == 2:
+        return (int(tensor.shape[1]), 1, 1)
+    if tensor.ndim == 4:
+        return (int(tensor.shape[1]), int(tensor.shape[2]), int(tensor.shape[3]))
+    raise Unsupported(f"{where}: a tensor of {tensor.ndim} axes is neither features nor a map")
+
+
+class Call(NamedTuple):
+    """One node of the traced model, and what is known so far."""
+
+    node: fx.Node
+    layer: nn.Module | None
+    where: str
+    values: Mapping[fx.Node, int]
+    results: Mapping[fx.Node, Any]
+    names: Mapping[int, str]
+    steps: list[Step]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument as the model gave it; sizes that it computed are numbers by now."""
+        given = self.node.args
+        found = given[position] if position < len(given) else self.node.kwargs.get(name, default)
+        return fx.map_arg(found, lambda n: n if n in self.values else self.results[n])
+
+    def value(self, given: Any) -> tuple[int, Shape]:
+        """The number and the shape of a value that is an argument."""
+        if not isinstance(given, fx.Node) or given not in self.values:
+            raise Unsupported(f"{self.where}: an argument is not a value of the network")
+        return self.values[given], shape_of(self.results[given], self.where)
+
+    def emit(
+        self,
+        operation: str,
+        given: tuple[tuple[int, Shape], ...] = (),
+        parameters: tuple[Tensor | None, ...] = (),
+        options: tuple[int, ...] = (),
+        numbers: tuple[float, ...] = (),
+        result: Shape | None = None,
+    ) -> int:
+        """Adds a step; the number of its result."""
+        given = given or (self.value(self.argument(0, "input")),)
+        result = result or shape_of(self.results[self.node], self.where)
+        names = tuple(None if p is None else self.names[id(p)] for p in parameters)
+        inputs, shapes = zip(*given, strict=True)
+        step = Step(
+            operation,
+            self.where,
+            inputs,
+            (*shapes, result),
+            names,
+            tuple(map(int, options)),
+            numbers,
+        )
+        self.steps.append(step)
+        return len(self.steps)
+
+
+Reader = Callable[[Call], int]
+
+
+def _pair(value: Any, default: Any = None) -> Pair:
+    value = default if value is None else value
+    if isinstance(value, int):
+        return (value, value)
+    first, second = value
+    return (int(first), int(second))
+
+
+def _convolution(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, nn.Conv2d)
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        raise Unsupported(f"{call.where} does not pad with a given number of zeros")
+    geometry: tuple[int, ...] = (
+        layer.groups,
+        *_pair(layer.kernel_size),
+        *_pair(layer.stride),
+        *_pair(layer.padding),
+    )
+    geometry += _pair(layer.dilation)
+    first = call.value(call.argument(0, "input"))
+    method = _method(layer, first[1], shape_of(call.results[call.node], call.where))
+    if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
+        raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
+    return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
+
+
+def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
+    """Which kernel is fastest."""
+    ones, kernel = (1, 1), tuple(layer.kernel_size)
+    plain = tuple(layer.stride) == ones == tuple(layer.dilation) and layer.groups == 1
+    padding = _pair(layer.padding)
+    if plain and kernel == ones and padding == (0, 0):
+        return POINTWISE
+    if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
+        return DEPTHWISE
+    if not plain or kernel != (3, 3) or max(padding) > 2:
+        return DIRECT
+    wide, high = inputs[0], outputs[0]
+    tiles = -(-outputs[1] // 4) * -(-outputs[2] // 4)
+    # 36 products for a tile, and about six additions for each of its values in and out.
+    by_tiles = tiles * 36 * (wide * high + 6 * (wide + high))
+    directly = outputs[1] * outputs[2] * 9 * wide * high
+    gains = min(wide, high) >= 8 and by_tiles < 0.8 * directly
+    return WINOGRAD if gains and os.environ.get("PARLEY_WINOGRAD", "") != "off" else DIRECT
+
+
+def _linear(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, nn.Linear)
+    first = call.value(call.argument(0, "input"))
+    if call.results[call.node].ndim != 2:
+        raise Unsupported(f"{call.where} is not applied to flat features")
+    options = (1, 1, 1, 1, 1, 0, 0, 1, 1, POINTWISE)
+    return call.emit("convolution", (first,), (layer.weight, layer.bias), options)
+
+
+def _evonorm(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, EvoNorm)
+    form = EVONORM_HARD_SWISH if layer.v is None else EVONORM_S0
+    parameters = (layer.gamma, layer.beta, layer.v)
+    return call.emit("norm", (), parameters, (form, layer.groups, 0), (layer.eps,))
+
+
+def _group_norm(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, nn.GroupNorm)
+    options = (PLAIN, layer.num_groups, 0)
+    return call.emit("norm", (), (layer.weight, layer.bias), options, (layer.eps,))
+
+
+def _layer_norm(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, nn.LayerNorm)
+    if tuple(call.results[call.node].shape[1:]) != tuple(layer.normalized_shape):
+        raise Unsupported(f"{call.where} does not normalise all of a sample")
+    return call.emit("norm", (), (layer.weight, layer.bias), (PLAIN, 1, 1), (layer.eps,))
+
+
+def _activation(name: str, *numbers: Callable[[Call], float]) -> Reader:
+    def read(call: Call) -> int:
+        options = (ACTIVATIONS.index(name),)
+        return call.emit("activation", (), (), options, tuple(number(call) for number in numbers))
+
+    return read
+
+
+def _number(position: int, name: str, default: float) -> Callable[[Call], float]:
+    """An activation's number, from its layer or its call."""
+
+    def find(call: Call) -> float:
+        if call.layer is not None:
+            return float(getattr(call.layer, name))
+        return float(call.argument(position, name, default))
+
+    return find
+
+
+def _gelu(call: Call) -> int:
+    layer = call.layer
+    kind = layer.approximate if isinstance(layer, nn.GELU) else call.argument(1, "approximate")
+    return _activation("gelu_tanh" if kind == "tanh" else "gelu")(call)
+
+
+def _affine(call: Call, scale: float, shift: float) -> int:
+    options, given = (ACTIVATIONS.index("affine"),), call.argument(0, "input")
+    given = given if isinstance(given, fx.Node) else call.argument(1, "other")
+    return call.emit("activation", (call.value(given),), (), options, (scale, shift))
+
+
+def _max_pool(call: Call) -> int:
+    layer = call.layer
+    if isinstance(layer, nn.MaxPool2d):
+        kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
+        dilation, indices = layer.dilation, layer.return_indices
+    else:
+        kernel, stride = call.argument(1, "kernel_size"), call.argument(2, "stride")
+        padding, dilation = call.argument(3, "padding", 0), call.argument(4, "dilation", 1)
+        indices = call.argument(6, "return_indices", False)
+    if indices:
+        raise Unsupported(f"{call.where} returns the places of its maxima")
+    high, wide = _pair(kernel)
+    if high * wide > 255:
+        raise Unsupported(f"{call.where} has windows of more than 255 values")
+    geometry = (high, wide, *_pair(stride or kernel), *_pair(padding), *_pair(dilation))
+    return call.emit("max_pool", (), (), (*geometry, 0, 0, 0))
+
+
+def _mean_pool(call: Call) -> int:
+    layer = call.layer
+    if isinstance(layer, nn.AvgPool2d):
+        kernel, stride, padding = layer.kernel_size, layer.stride, layer.padding
+        padded, divisor = layer.count_include_pad, layer.divisor_override
+    else:
+        kernel, stride = call.argument(1, "kernel_size"), call.argument(2, "stride")
+        padding, padded = (
+            call.argument(3, "padding", 0),
+            call.argument(5, "count_include_pad", True),
+        )
+        divisor = call.argument(6, "divisor_override")
+    geometry = (*_pair(kernel), *_pair(stride or kernel), *_pair(padding), 1, 1)
+    return call.emit("mean_pool", (), (), (*geometry, 0, int(padded), divisor or 0))
+
+
+ADAPTIVE = (0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0)
+
+
+def _adaptive_max(call: Call) -> int:
+    _, before = call.value(call.argument(0, "input"))
+    after = shape_of(call.results[call.node], call.where)
+    if (-(-before[1] // after[1]) + 1) * (-(-before[2] // after[2]) + 1) > 255:
+        raise Unsupported(f"{call.where} has windows of more than 255 values")
+    return call.emit("max_pool", (), (), ADAPTIVE)
+
+
+def _mean(call: Call) -> int:
+    """The mean over rows and columns."""
+    given = call.argument(0, "input")
+    axes = call.argument(1, "dim")
+    axes = {a % 4 for a in (axes if isinstance(axes, list | tuple) else [axes]) if a is not None}
+    first = call.value(given)
+    if call.results[given].ndim != 4 or axes != {2, 3}:
+        raise Unsupported(f"{call.where} is not over rows and columns")
+    return call.emit("mean_pool", (first,), (), ADAPTIVE, (), (first[1][0], 1, 1))
+
+
+def _two(name: str) -> Reader:
+    def read(call: Call) -> int:
+        one, other = call.argument(0, "input"), call.argument(1, "other")
+        if call.node.kwargs.get("alpha", 1) != 1:
+            raise Unsupported(f"{call.where} has an alpha")
+        if not (isinstance(one, fx.Node) and isinstance(other, fx.Node)):
+            number = float(other if isinstance(one, fx.Node) else one)
+            return _affine(call, *((1.0, number) if name == "addition" else (number, 0.0)))
+        first, second = call.value(one), call.value(other)
+        if name == "product" and first[1][1:] == (1, 1) != second[1][1:]:
+            first, second = second, first
+        gates = name == "product" and second[1] == (first[1][0], 1, 1)
+        if first[1] != second[1] and not gates:
+            raise Unsupported(f"{call.where} has operands of shapes {first[1]} and {second[1]}")
+        return call.emit(name, (first, second))
+
+    return read
+
+
+def _subtraction(call: Call) -> int:
+    one, other = call.argument(0, "input"), call.argument(1, "other")
+    if isinstance(one, fx.Node) and not isinstance(other, fx.Node):
+        return _affine(call, 1.0, -float(other))
+    if not isinstance(one, fx.Node):
+        return _affine(call, -1.0, float(one))
+    raise Unsupported(f"{call.where} subtracts one value from another")
+
+
+def _division(call: Call) -> int:
+    other = call.argument(1, "other")
+    if isinstance(other, fx.Node):
+        raise Unsupported(f"{call.where} divides by a value")
+    return _affine(call, 1.0 / float(other), 0.0)
+
+
+def _concatenation(call: Call) -> int:
+    parts, axis = call.argument(0, "tensors"), call.argument(1, "dim", 0)
+    if axis % call.results[call.node].ndim != 1:
+        raise Unsupported(f"{call.where} is not along channels")
+    so_far = call.value(parts[0])
+    for part in parts[1:]:
+        number, shape = call.value(part)
+        joined = (so_far[1][0] + shape[0], *shape[1:])
+        so_far = (call.emit("concatenation", (so_far, (number, shape)), result=joined), joined)
+    return so_far[0]
+
+
+def _reshape(call: Call) -> int:
+    """The same values, otherwise cut up: nothing to do where channels and pixels stay."""
+    given = call.argument(0, "input")
+    number, before = call.value(given)
+    found = call.results[call.node]
+    if found.shape[0] != call.results[given].shape[0]:
+        raise Unsupported(f"{call.where} mixes samples")
+    after = shape_of(found, call.where)
+    return number if before == after else call.emit("reshape", ((number, before),))
+
+
+def _same(call: Call) -> int:
+    return call.value(call.argument(0, "input"))[0]
+
+
+def _no_value(call: Call) -> int:
+    raise Unsupported(f"{call.where} gives a tensor that is not a value of the network")
+
+
+_relu, _relu6 = _activation("relu"), _activation("relu6")
+_leaky = _activation("leaky_relu", _number(1, "negative_slope", 0.01))
+_elu = _activation("elu", _number(1, "alpha", 1.0))
+_silu, _tanh, _sigmoid = _activation("silu"), _activation("tanh"), _activation("sigmoid")
+_hardswish, _hardsigmoid = _activation("hardswish"), _activation("hardsigmoid")
+_adaptive_mean: Reader = lambda call: call.emit("mean_pool", (), (), ADAPTIVE)  # noqa: E731
+_add, _multiply = _two("addition"), _two("product")
+
+LAYERS: dict[type[nn.Module], Reader] = {
+    nn.Conv2d: _convolution,
+    nn.Linear: _linear,
+    EvoNorm: _evonorm,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.ReLU: _relu,
+    nn.ReLU6: _relu6,
+    nn.LeakyReLU: _leaky,
+    nn.ELU: _elu,
+    nn.GELU: _gelu,
+    nn.SiLU: _silu,
+    nn.Tanh: _tanh,
+    nn.Sigmoid: _sigmoid,
+    nn.Hardswish: _hardswish,
+    nn.Hardsigmoid: _hardsigmoid,
+    nn.MaxPool2d: _max_pool,
+    nn.AvgPool2d: _mean_pool,
+    nn.AdaptiveAvgPool2d: _adaptive_mean,
+    nn.AdaptiveMaxPool2d: _adaptive_max,
+    nn.Flatten: _reshape,
+    nn.Unflatten: _reshape,
+    nn.Identity: _same,
+}
+
+FUNCTIONS: dict[Any, Reader] = {
+    **dict.fromkeys((functional.relu, torch.relu, functional.relu_, torch.relu_), _relu),
+    functional.relu6: _relu6,
+    functional.leaky_relu: _leaky,
+    functional.elu: _elu,
+    functional.gelu: _gelu,
+    functional.silu: _silu,
+    **dict.fromkeys((torch.tanh, functional.tanh), _tanh),
+    **dict.fromkeys((torch.sigmoid, functional.sigmoid), _sigmoid),
+    functional.hardswish: _hardswish,
+    functional.hardsigmoid: _hardsigmoid,
+    **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), _max_pool),
+    functional.avg_pool2d: _mean_pool,
+    **dict.fromkeys((functional.adaptive_avg_pool2d,), _adaptive_mean),
+    functional.adaptive_max_pool2d: _adaptive_max,
+    torch.mean: _mean,
+    **dict.fromkeys((operator.add, operator.iadd, torch.add), _add),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul), _multiply),
+    **dict.fromkeys((operator.sub, torch.sub), _subtraction),
+    **dict.fromkeys((operator.truediv, torch.div), _division),
+    **dict.fromkeys((torch.cat, torch.concat), _concatenation),
+    **dict.fromkeys((torch.flatten, torch.reshape), _reshape),
+    **dict.fromkeys((getattr, operator.getitem), _no_value),
+}
+
+METHODS: dict[str, Reader] = {
+    "relu": _relu,
+    "tanh": _tanh,
+    "sigmoid": _sigmoid,
+    "mean": _mean,
+    "add": _add,
+    "add_": _add,
+    "mul": _multiply,
+    "mul_": _multiply,
+    **dict.fromkeys(("view", "reshape", "flatten"), _reshape),
+    "contiguous": _same,
+    **dict.fromkeys(("size", "dim"), _no_value),
+}

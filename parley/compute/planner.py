@@ -1,0 +1,233 @@
+"""Where everything of a network lies in memory while it is computed, decided once.
+
+Time runs forward over the steps and back again: step k of n is carried out at time k and its
+backward pass at time 2n - k, with the loss between them. A value lives from the step that makes it
+to the last pass that reads it, its gradient from the first contribution to the pass that consumes
+it. What lives at different times may lie in the same place, so that a network's memory stays close
+to the caches.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from parley.compute import kernels
+from parley.compute.kernels import NOTHING, Graph, Node, Value
+from parley.compute.operations import OPERATIONS, Step
+from parley.compute.reader import Network
+
+ALIGNED = 4
+"""Vectors of a cache line, at most: every place begins on one."""
+
+
+class Loss(NamedTuple):
+    """Cross-entropy, with what it may have."""
+
+    smoothing: float = 0.0
+    weights: tuple[float, ...] | None = None
+    """Of the classes."""
+
+
+class Plan:
+    """A network laid out for the kernels."""
+
+    def __init__(
+        self, network: Network, offsets: Mapping[str, int], parameters: int, vecs: int, loss: Loss
+    ) -> None:
+        steps = network.steps
+        self.classes = network.answer[0]
+        self.flops = sum(OPERATIONS[step.operation].flops(step) for step in steps)
+        """Operations of a forward pass for one sample; a gradient takes three times as many."""
+        self._nodes = (Node * len(steps))(
+            *(_node(k, step, offsets) for k, step in enumerate(steps))
+        )
+        shapes = [steps[0].shapes[0], *(step.result for step in steps)]
+        self._values = (Value * len(shapes))(*(Value(*s, NOTHING, NOTHING) for s in shapes))
+        self._weights = (
+            (ctypes.c_float * len(loss.weights))(*loss.weights) if loss.weights else None
+        )
+        self.graph = Graph(
+            nodes=len(steps),
+            parameters=parameters,
+            input=0,
+            output=network.output,
+            vecs=vecs,
+            smoothing=loss.smoothing,
+            class_weights=ctypes.cast(self._weights, ctypes.c_void_p) if self._weights else None,
+            node=self._nodes,
+            value=self._values,
+        )
+        self._library = kernels.library()
+        self.vectors = self._lay_out(network)
+        """Of the workspace."""
+
+    def _lay_out(self, network: Network) -> int:
+        spans = _Spans(network, self._nodes)
+        asked = (ctypes.c_int64 * 3)()
+        steps, scratch = network.steps, 0
+        end = 2 * len(steps)
+        for value, span in enumerate(spans.values):
+            span.size = self._library.parley_map_size(self.graph, value) if value else 0
+        for value, span in spans.slopes.items():
+            span.size = max(span.size, self._library.parley_map_size(self.graph, value))
+        saved, prepared = {}, {}
+        for k in range(len(steps)):
+            self._library.parley_sizes(self.graph, k, asked)
+            saved[k] = _Span(k, end - k, asked[0])
+            prepared[k] = _Span(-1, end + 1, asked[1])
+            scratch = max(scratch, asked[2])
+        last = _Span(-1, end + 1, scratch)
+        everything = [
+            *spans.values,
+            *spans.slopes.values(),
+            *saved.values(),
+            *prepared.values(),
+            last,
+        ]
+        vectors = _place(everything)
+        for value, span in enumerate(spans.values):
+            self._values[value].at = span.at
+        for value, span in spans.slopes.items():
+            self._values[value].slope = span.at
+        for k in range(len(steps)):
+            self._nodes[k].saved, self._nodes[k].prepared = saved[k].at, prepared[k].at
+        self.graph.scratch = last.at
+        return vectors
+
+
+def _node(k: int, step: Step, offsets: Mapping[str, int]) -> Node:
+    node = Node(kind=OPERATIONS[step.operation].kind, first=step.inputs[0], second=NOTHING)
+    node.result = k + 1
+    if len(step.inputs) > 1:
+        node.second = step.inputs[1]
+    names = (*step.parameters, None, None, None)
+    for i in range(len(node.parameter)):
+        name = names[i]
+        node.parameter[i] = NOTHING if name is None else offsets[name]
+    for i, option in enumerate(step.options):
+        node.option[i] = option
+    for i, number in enumerate(step.numbers):
+        node.number[i] = number
+    return node
+
+
+class _Span:
+    """Something that lives for a while."""
+
+    def __init__(self, begin: int, end: int, size: int = 0) -> None:
+        self.begin, self.end, self.size = begin, end, size
+        self.at = 0
+
+    def lives_with(self, other: "_Span") -> bool:
+        return self.begin <= other.end and other.begin <= self.end
+
+
+class _Spans:
+    """How long every value and every gradient lives; says in the nodes who adds to what."""
+
+    def __init__(self, network: Network, nodes: "ctypes.Array[Node]") -> None:
+        self.steps = network.steps
+        self.end = 2 * len(self.steps)
+        self.consumers: list[list[int]] = [[] for _ in range(len(self.steps) + 1)]
+        for k, step in enumerate(self.steps):
+            for value in step.inputs:
+                self.consumers[value].append(k)
+        self.learns = [False]  # whether a gradient reaches the value
+        for step in self.steps:
+            own = any(name is not None for name in step.parameters)
+            self.learns.append(own or any(self.learns[value] for value in step.inputs))
+        self.values = self._values(network.output)
+        self.slopes: dict[int, _Span] = {}
+        self._pending: dict[int, set[int]] = {}  # values whose gradients share a place, by span
+        self._slopes(network.output, nodes)
+
+    def _values(self, output: int) -> list[_Span]:
+        spans = [_Span(-1, self.end + 1)]
+        for k, step in enumerate(self.steps):
+            spans.append(_Span(k, k))
+            keeps = OPERATIONS[step.operation].keeps(step)
+            named = dict(zip(("first", "second"), step.inputs, strict=False)) | {"result": k + 1}
+            for value in step.inputs:
+                spans[value].end = max(spans[value].end, k)
+            for name in keeps:
+                spans[named[name]].end = max(spans[named[name]].end, self.end - k)
+        spans[output].end = max(spans[output].end, len(self.steps))
+        return self._in_place(spans)
+
+    def _in_place(self, spans: list[_Span]) -> list[_Span]:
+        """A sum takes the place of a term that nobody reads again."""
+        for k, step in enumerate(self.steps):
+            if step.operation != "addition":
+                continue
+            for value in step.inputs:
+                span, result = spans[value], spans[k + 1]
+                if value and span.end == k and step.inputs[0] != step.inputs[1]:
+                    result.begin = span.begin
+                    spans[value] = spans[k + 1] = result
+                    break
+        return spans
+
+    def _slopes(self, output: int, nodes: "ctypes.Array[Node]") -> None:
+        if self.learns[output]:
+            self._new(output, len(self.steps))
+        for k in reversed(range(len(self.steps))):
+            step, now = self.steps[k], self.end - k
+            if k + 1 not in self.slopes:  # nothing is learned from it
+                continue
+            mine = self.slopes[k + 1]
+            mine.end = max(mine.end, now)
+            waiting = self._pending[id(mine)]
+            waiting.discard(k + 1)
+            for i, value in enumerate(step.inputs):
+                if not self.learns[value]:
+                    continue
+                nodes[k].wanted[i] = 1
+                if value in self.slopes:
+                    nodes[k].add[i] = 1
+                    self.slopes[value].end = max(self.slopes[value].end, now)
+                elif self._may_share(k, value, waiting):
+                    self.slopes[value] = mine
+                    waiting.add(value)
+                else:
+                    self._new(value, now)
+
+    def _new(self, value: int, now: int) -> None:
+        span = _Span(now, now)
+        self.slopes[value] = span
+        self._pending[id(span)] = {value}
+
+    def _may_share(self, k: int, value: int, waiting: set[int]) -> bool:
+        """Whether a gradient may take the place of the result's.
+
+        Not while another gradient there waits to be read, unless this step only passes it on and
+        nobody adds to either before both have been read.
+        """
+        step = self.steps[k]
+        if not OPERATIONS[step.operation].in_place or len({*step.inputs}) < len(step.inputs):
+            return False
+        if not waiting:
+            return True
+        if step.operation != "addition" or len(waiting) > 1:
+            return False
+        (other,) = waiting
+        made = {value: other - 1, other: value - 1}
+        return all(c < made[v] for v in made for c in self.consumers[v] if c != k)
+
+
+def _place(spans: list[_Span]) -> int:
+    """Gives every span a place that nobody needs at the same time, the largest first."""
+    placed: list[_Span] = []
+    total = 0
+    for span in sorted({id(s): s for s in spans}.values(), key=lambda s: -s.size):
+        if not span.size:
+            continue
+        span.size = -(-span.size // ALIGNED) * ALIGNED
+        at = 0
+        for other in sorted((p for p in placed if p.lives_with(span)), key=lambda p: p.at):
+            if at + span.size <= other.at:
+                break
+            at = max(at, other.at + other.size)
+        span.at = at
+        placed.append(span)
+        total = max(total, at + span.size)
+    return total

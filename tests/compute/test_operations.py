@@ -1,0 +1,302 @@
+"""Every operation of the compiled kernels against autograd: one row for each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from parley import models
+from parley.compute import layers
+from parley.compute.compiled import FusedEngine, supports
+from parley.compute.operations import ACTIVATIONS, OPERATIONS, WINOGRAD
+from parley.compute.reader import Traced
+from parley.compute.task import Task
+from parley.models import EvoNorm
+from parley.models.blocks import Residual
+from tests.compute.test_fused import (
+    _built,
+    assert_close_gradients,
+    assert_same_gradients,
+    make_batch,
+    stages,
+    task_of,
+)
+
+__all__ = ["_built"]
+
+SHAPE = (4, 9, 11)
+
+
+class Written(nn.Module):
+    """A model in the words of its author: layers, and a function that uses them."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+        self.written = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.written(x, **self.parts)
+
+
+def written(forward: Callable[..., Tensor], **parts: nn.Module) -> Callable[[], Task]:
+    """A convolution, then this, then a linear layer."""
+
+    def make() -> Task:
+        torch.manual_seed(0)
+        return stages(nn.Conv2d(4, 6, 3, padding=1), Written(forward, **parts), shape=SHAPE)
+
+    return make
+
+
+def layer(*made: Any) -> Callable[[], Task]:
+    def make() -> Task:
+        torch.manual_seed(0)
+        return stages(nn.Conv2d(4, 6, 3, padding=1), *made, shape=SHAPE)
+
+    return make
+
+
+def conv(*arguments: Any, **options: Any) -> Callable[[], Task]:
+    """Between two others, so that the gradient by its input is wanted too."""
+
+    def make() -> Task:
+        torch.manual_seed(0)
+        first = nn.Conv2d(4, arguments[0], 1)
+        return stages(first, nn.Conv2d(*arguments, **options), nn.ReLU(), shape=SHAPE)
+
+    return make
+
+
+ROWS: dict[str, Callable[[], Task]] = {
+    "convolution": conv(5, 7, 3),
+    "convolution, stride": conv(5, 7, 3, stride=2, padding=1),
+    "convolution, strides": conv(5, 7, (3, 2), stride=(3, 2), padding=(2, 1)),
+    "convolution, dilation": conv(5, 7, 3, dilation=2, padding=2),
+    "convolution, all": conv(6, 4, 3, stride=2, dilation=2, padding=3, groups=2, bias=False),
+    "convolution, groups": conv(6, 9, 3, padding=1, groups=3),
+    "convolution, many channels": conv(40, 70, 3, stride=2, padding=1),
+    "convolution, large padding": conv(3, 4, 2, padding=3),
+    "convolution, 7 x 7": conv(3, 8, 7, stride=2, padding=3),
+    "convolution, tall": conv(3, 8, (5, 1), padding=(2, 0)),
+    "pointwise": conv(13, 21, 1),
+    "pointwise, stride": conv(13, 21, 1, stride=2, bias=False),
+    "depthwise": conv(6, 6, 3, padding=1, groups=6),
+    "depthwise, stride": conv(6, 6, 3, stride=2, padding=1, groups=6, bias=False),
+    "depthwise, 5 x 5": conv(6, 6, 5, padding=2, groups=6),
+    "depthwise, dilation": conv(6, 6, 3, padding=2, dilation=2, groups=6),
+    "depthwise, no padding": conv(6, 6, (2, 3), groups=6),
+    "depthwise, multiplier": conv(6, 12, 3, padding=1, groups=6),
+    "Winograd": conv(16, 24, 3, padding=1),
+    "Winograd, no padding": conv(9, 17, 3, bias=False),
+    "Winograd, padding 2": conv(16, 16, 3, padding=2),
+    "linear": lambda: task_of("mlp", (1, 5, 7)),
+    "EvoNorm": layer(EvoNorm(6, 3), nn.Conv2d(6, 3, 1)),
+    "EvoNorm S0": layer(EvoNorm(6, 2, "s0"), nn.Conv2d(6, 3, 1)),
+    "GroupNorm": layer(nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1)),
+    "GroupNorm, not affine": layer(nn.GroupNorm(3, 6, affine=False), nn.Conv2d(6, 3, 1)),
+    "LayerNorm": layer(nn.LayerNorm((6, 9, 11)), nn.Conv2d(6, 3, 1)),
+    "LayerNorm of features": layer(nn.Flatten(), nn.Linear(594, 13), nn.LayerNorm(13)),
+    "ReLU": layer(nn.ReLU()),
+    "ReLU6": layer(nn.ReLU6()),
+    "LeakyReLU": layer(nn.LeakyReLU(0.2)),
+    "ELU": layer(nn.ELU(0.7)),
+    "GELU": layer(nn.GELU()),
+    "GELU tanh": layer(nn.GELU("tanh")),
+    "SiLU": layer(nn.SiLU()),
+    "Tanh": layer(nn.Tanh()),
+    "Sigmoid": layer(nn.Sigmoid()),
+    "Hardswish": layer(nn.Hardswish()),
+    "Hardsigmoid": layer(nn.Hardsigmoid()),
+    "max-pool": layer(nn.MaxPool2d(3, stride=2, padding=1)),
+    "max-pool, ceiling": layer(nn.MaxPool2d(2, ceil_mode=True)),
+    "max-pool, dilation": layer(nn.MaxPool2d(2, stride=1, dilation=3)),
+    "max-pool 2 x 2": layer(nn.MaxPool2d(2)),
+    "max-pool of the input": lambda: stages(nn.MaxPool2d(2), nn.Conv2d(4, 3, 1), shape=SHAPE),
+    "mean pool": layer(nn.AvgPool2d(3, stride=2, padding=1)),
+    "mean pool, no padding counted": layer(nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+    "mean pool, ceiling": layer(nn.AvgPool2d(2, ceil_mode=True)),
+    "mean pool, divisor": layer(nn.AvgPool2d(2, divisor_override=3)),
+    "adaptive mean pool": layer(nn.AdaptiveAvgPool2d((4, 3))),
+    "global mean pool": layer(nn.AdaptiveAvgPool2d(1)),
+    "adaptive max-pool": layer(nn.AdaptiveMaxPool2d((4, 3))),
+    "mean over pixels": written(lambda x: x.mean((2, 3))),
+    "mean over pixels, axes kept": written(lambda x: torch.mean(x, [-1, -2], keepdim=True)),
+    "addition": written(lambda x, a: a(x) + x, a=nn.Conv2d(6, 6, 3, padding=1)),
+    "addition in place": written(lambda x, a: functional.relu(a(x).add_(x)), a=nn.Conv2d(6, 6, 1)),
+    "addition to itself": written(lambda x: x + x),
+    "one used three times": written(
+        lambda x, a: a(x) + x + functional.gelu(x), a=nn.Conv2d(6, 6, 1)
+    ),
+    "product": written(lambda x, a: a(x) * x, a=nn.Conv2d(6, 6, 1)),
+    "gates of channels": written(
+        lambda x, a: torch.sigmoid(a(functional.adaptive_avg_pool2d(x, 1))) * x,
+        a=nn.Conv2d(6, 6, 1),
+    ),
+    "numbers": written(lambda x: 1 - (2 * x + 0.5) / 3),
+    "concatenation": written(
+        lambda x, a, b: torch.cat([a(x), x, b(x)], 1), a=nn.Conv2d(6, 2, 1), b=nn.Conv2d(6, 3, 1)
+    ),
+    "functions": written(
+        lambda x: functional.max_pool2d(functional.leaky_relu(functional.silu(x), 0.3), 2)
+    ),
+    "flatten": written(lambda x, a: a(torch.flatten(x, 1)), a=nn.Linear(594, 5)),
+    "view": written(lambda x, a: a(x.view(x.size(0), -1)), a=nn.Linear(594, 5)),
+    "reshape to maps": written(lambda x, a: a(x.reshape(-1, 11, 6, 9)), a=nn.Conv2d(11, 3, 3)),
+    "sizes": written(lambda x: functional.avg_pool2d(x, x.shape[2:])),
+    "a layer used twice": written(lambda x, a: a(functional.relu(a(x))), a=nn.Conv2d(6, 6, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_operations(name: str) -> None:
+    task = ROWS[name]()
+    shape = (1, 5, 7) if name == "linear" else SHAPE
+    assert supports(task, shape) == ""
+    assert_same_gradients(task, make_batch(shape, (6, 19)))
+
+
+def test_every_operation_has_a_row() -> None:
+    used: set[str] = set()
+    activations: set[int] = set()
+    for name, make in ROWS.items():
+        network = Traced(make().model).read((1, 5, 7) if name == "linear" else SHAPE)
+        used |= {step.operation for step in network.steps}
+        activations |= {s.options[0] for s in network.steps if s.operation == "activation"}
+    assert used == {*OPERATIONS}
+    assert activations == {*range(len(ACTIVATIONS))}
+
+
+def test_winograd_is_close_to_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradient() -> tuple[Tensor, bool]:
+        torch.manual_seed(0)
+        task = stages(nn.Conv2d(3, 32, 1), nn.Conv2d(32, 48, 3, padding=1), shape=(3, 16, 16))
+        batch = make_batch((3, 16, 16), (16,))
+        step = Traced(task.model).read((3, 16, 16)).steps[1]
+        g_PD = FusedEngine(task).gradients(task.start()[None], batch, [0], [0])[1]
+        return g_PD[0], step.options[-1] == WINOGRAD
+
+    by_tiles, so = gradient()
+    monkeypatch.setenv("PARLEY_WINOGRAD", "off")
+    directly, not_so = gradient()
+    assert so and not not_so
+    assert float((by_tiles - directly).norm() / directly.norm()) < 1e-5
+
+
+class Block(nn.Module):
+    """As users write them: GroupNorm, GELU, a stride, a projection where shapes change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm = nn.GroupNorm(4, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.again = nn.GroupNorm(4, outputs)
+        self.project = nn.Conv2d(inputs, outputs, 1, stride) if stride > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.gelu(self.norm(self.first(x)))
+        y = self.again(self.second(y))
+        return functional.gelu(y + (x if self.project is None else self.project(x)))
+
+
+def own_network() -> Task:
+    torch.manual_seed(0)
+    blocks = [Block(8, 8, 1), Block(8, 16, 2), Block(16, 16, 1)]
+    return Task(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Linear(16, 10),
+        )
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "ResNet-20": lambda: task_of("resnet20", (3, 16, 16)),
+    "ResNet-20 S0": lambda: task_of("resnet20", (3, 16, 16), evonorm="s0"),
+    "MobileNet-V2": lambda: task_of("mobilenetv2", (3, 16, 16)),
+    "own": own_network,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_with_branches(name: str) -> None:
+    task = NETWORKS[name]()
+    assert supports(task, (3, 16, 16)) == ""
+    assert_same_gradients(task, make_batch((3, 16, 16), (5,)))
+
+
+LOSSES = {
+    "smoothed": lambda: nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
+    "weighted": lambda: nn.CrossEntropyLoss(weight=torch.rand(10) + 0.5, reduction="none"),
+    "both": lambda: nn.CrossEntropyLoss(
+        torch.rand(10) + 0.5, reduction="none", label_smoothing=0.2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    torch.manual_seed(0)
+    task = Task(models.build("lenet5", (1, 12, 12), 10), LOSSES[name]())
+    assert supports(task) == ""
+    assert_same_gradients(task, make_batch((1, 12, 12), (9, 20)))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[nn.Module, tuple[int, int, int]]:
+    """Convolutions of random shapes, each with a norm or an activation, some with a branch."""
+    channels = draw(st.integers(1, 5))
+    shape = (channels, draw(st.integers(5, 13)), draw(st.integers(5, 13)))
+    made: list[nn.Module] = []
+    for _ in range(draw(st.integers(1, 3))):
+        kernel, stride = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+        groups = draw(st.sampled_from([g for g in range(1, channels + 1) if channels % g == 0]))
+        outputs = groups * draw(st.integers(1, 12))
+        padding, dilation = draw(st.integers(0, 3)), draw(st.integers(1, 2))
+        made.append(
+            nn.Conv2d(
+                channels, outputs, kernel, stride, padding, dilation, groups, draw(st.booleans())
+            )
+        )
+        channels = outputs
+        after: nn.Module = draw(st.sampled_from(AFTER))(channels)
+        made.append(Residual(after, nn.Identity()) if draw(st.booleans()) else after)
+    return nn.Sequential(
+        *made, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 4)
+    ), shape
+
+
+AFTER: list[Callable[[int], nn.Module]] = [
+    lambda channels: nn.GELU(),
+    lambda channels: nn.SiLU(),
+    lambda channels: nn.GroupNorm(1, channels),
+    lambda channels: EvoNorm(channels, channels, "s0"),
+    lambda channels: nn.MaxPool2d(3, stride=1, padding=1),
+    lambda channels: nn.Conv2d(channels, channels, 3, padding=1, groups=channels),
+]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(graphs(), st.lists(st.integers(1, 20), min_size=1, max_size=2))
+def test_random_graphs(made: tuple[nn.Module, tuple[int, int, int]], sizes: list[int]) -> None:
+    model, shape = made
+    try:
+        model(torch.zeros(1, *shape))
+    except RuntimeError:  # a kernel larger than what is left of the map
+        return
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    task = Task(model)
+    assert supports(task, shape) == ""
+    assert_close_gradients(task, make_batch(shape, sizes, classes=4))
+
+
+def test_the_tables_know_what_they_list() -> None:
+    assert all(callable(reader) for reader in (*layers.LAYERS.values(), *layers.METHODS.values()))
