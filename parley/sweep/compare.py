@@ -247,6 +247,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 def _problem_of(experiment: Experiment) -> str:
     """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
+    apart |= {"gamma_decay", "stop_when", "checkpoint_every", "keep"}
     return experiment.model_dump_json(exclude=apart)
 
 
@@ -294,6 +295,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
         row |= {"epochs": first.epochs, "seeds": len(runs)}
+        row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
             values = [found for end in ends if (found := value(end, key)) is not None]
@@ -312,10 +314,15 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """One line per method."""
+    """One line per method; with the momentum of each where they are not all the same."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
-    return Table(headings, [_cells(row) for row in made])
+    cells = [_cells(row) for row in made]
+    momenta = [row.get("momentum", "none") for row in made]
+    if len(set(momenta)) > 1:
+        headings.append("momentum")
+        cells = [[*line, momentum] for line, momentum in zip(cells, momenta, strict=True)]
+    return Table(headings, cells)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

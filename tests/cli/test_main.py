@@ -140,7 +140,7 @@ def shown_help(command_, name):
     assert code == 0
     flags: dict[str, str] = {}
     for line in out.splitlines():
-        if found := re.match(r"│ +--([a-z-]+)", line):
+        if found := re.match(r"│ +--([a-z0-9-]+)", line):
             flag = found[1]
         if line.startswith("│") and (flags or found):
             flags[flag] = f"{flags.get(flag, '')} {line.strip('│').strip()}"
