@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Pytest's workers: one for each core.
 CORES ?= auto
 
-.PHONY: demo check test test-pythons lint format docs bench web clean
+.PHONY: demo check test test-pythons lint format docs bench web licences clean
 
 .venv/made:
 	$(PYTHON) -c 'import sys; sys.exit("Parley needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -17,9 +17,9 @@ CORES ?= auto
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
-# All of that, and what tests and checks need:
-.venv/installed: .venv/made pyproject.toml constraints.txt
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+# All of that, and what tests, checks and documentation need, with hashes: see SECURITY.md.
+.venv/installed: .venv/made pyproject.toml constraints.txt requirements.lock
+	@$(BIN)/python tools/install.py
 	touch $@ .venv/demo
 
 demo: .venv/demo
@@ -48,12 +48,8 @@ test-pythons:
 	done
 
 # The documentation site, in build/docs/index.html. Warnings are errors; nothing is fetched.
-docs: .venv/docs
+docs: .venv/installed
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --conf-dir docs . build/docs
-
-.venv/docs: .venv/installed
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
-	touch $@
 
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed
@@ -64,6 +60,10 @@ bench: .venv/installed
 # The pages inside the wheel, from web/; needs Node 20 or newer, which users do not.
 web:
 	cd web && npm ci --silent && npm run --silent build
+
+# What may be done with each package that is installed, as it says itself.
+licences: .venv/installed
+	@$(BIN)/python tools/licences.py
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """What a run is: one validated description, to and from TOML."""
 
+import math
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,17 +19,44 @@ from pydantic import (
 
 from parley import algorithms, models
 from parley.algorithms import AS_RUN, Algorithm, Kind, Named
-from parley.errors import BadValue, first_error, unknown_name
-from parley.graphs import stated_agents
-from parley.schedule import parse_decay
+from parley.data import partition as partitions
+from parley.errors import BadValue, first_error, kind_of, unknown_name, valid_values
+from parley.graphs import MOST_AGENTS, stated_agents
+from parley.reading import SMALL, Unreadable, parse_toml, read_text
+from parley.schedule import parse_schedule
+from parley.stopping import parse_stop
 
-ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.options()})
+ALGORITHM_OPTIONS = sorted({f for a in algorithms.WITH_OPTIONS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""
 
 VARIANTS = ("as-printed", "as-run")
 
-HOW = frozenset({"data_root", "workers", "engine", "device", "threads", "on_failure", "patience"})
+OWN = "own"
+"""As `data` or `partition`: each agent's host says where its data are."""
+
+MANY = 1_000_000
+"""Epochs, samples of a batch: more than anybody waits for."""
+LEAST_RATE, MOST_RATE = 1e-20, 1_000_000
+"""Learning rates that float32 can tell from nothing, and does not overflow with."""
+MOST_SEED = 2**63 - 1
+YEAR = 31_536_000
+"""Seconds."""
+LONGEST = 4096
+"""Letters of a name, a spec or a path."""
+MOST_OPTION = 1_000_000_000
+"""The largest number in the options of a model or a dataset."""
+
+HOW = frozenset(
+    {
+        *("data_root", "workers", "engine", "device", "threads", "on_failure", "patience"),
+        *("suspicious", "checkpoint_every", "keep"),
+    }
+)
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
+
+
+LENGTH = frozenset({"epochs", "stop_when"})
+"""Fields that say how long a run goes on: a run that is resumed may go on for longer."""
 
 
 class Experiment(BaseModel):
@@ -56,7 +83,7 @@ class Experiment(BaseModel):
     distilbert, or hf:FOLDER."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
-    agents: int = Field(10, ge=1)
+    agents: int = Field(10, ge=1, le=MOST_AGENTS)
     """Number of agents."""
     topology: str = "ring"
     """Who talks to whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
@@ -73,20 +100,27 @@ class Experiment(BaseModel):
     """Share of the test samples to measure on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
     """The optimizer and its hyper-parameters; or parts joined by +, such as ngc+qgm."""
-    epochs: int = Field(20, ge=1)
+    epochs: int = Field(20, ge=1, le=MANY)
     """Passes over the data of the agent that has the most."""
-    batch: int = Field(32, ge=1)
+    batch: int = Field(32, ge=1, le=MANY)
     """Batch size of each agent."""
-    lr: float = Field(0.1, gt=0)
+    lr: float = Field(0.1, ge=LEAST_RATE, le=MOST_RATE)
     """η, the learning rate."""
     lr_decay: str = "constant"
-    """constant, step (times 0.1 at 50 % and 75 % of the epochs), step:0.1,0.5,0.75, or
-    exponential:0.981 (after every epoch)."""
-    seed: int = Field(0, ge=0)
+    """How the learning rate changes: constant, step (times 0.1 at 50 % and 75 % of the epochs),
+    step:0.1,0.5,0.75, exponential:0.981 (after every epoch), cosine or linear (in every step, down
+    to 0 or to=0.01); each with a rise at the start, for example cosine:warmup=5."""
+    gamma_decay: str = "constant"
+    """How the averaging rate γ changes, spelled like lr_decay."""
+    seed: int = Field(0, ge=0, le=MOST_SEED)
     """Seed of all random choices."""
-    evaluate_every: int = Field(1, ge=1)
+    evaluate_every: int = Field(1, ge=1, le=MANY)
     """Epochs between records; the last epoch always has one."""
-    gossip_rounds: int = Field(51, ge=0)
+    stop_when: str = ""
+    """Ends the run early, after the first record that meets one of these conditions: for example
+    accuracy>=0.9, loss:patience=5 (no better for 5 records), seconds>=600 or megabytes>=50, joined
+    by commas."""
+    gossip_rounds: int = Field(51, ge=0, le=100_000)
     """Extra gossip rounds before the accuracy "after gossip" is measured (51: as run)."""
     bias_norms: Literal["off", "printed", "run"] = "off"
     """Also record the norms of NGC's bias terms ε and ω: printed, the norm of the mean over
@@ -94,13 +128,13 @@ class Experiment(BaseModel):
     links: str = ""
     """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
     time that the run would take on it is recorded."""
-    start_agent: int = Field(0, ge=0)
+    start_agent: int = Field(0, ge=0, lt=MOST_AGENTS)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of parameters and messages."""
     data_root: str | None = None
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=10_000)
     """Processes that share the agents. By default one per core, or only one if the network is small
     or has compiled kernels, which use all cores by themselves."""
     engine: str = "auto"
@@ -108,14 +142,21 @@ class Experiment(BaseModel):
     vmap, loop, or auto: the fastest that fits, found by a short trial."""
     device: str = "cpu"
     """cpu, cuda, cuda:1, …"""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """Threads of each worker. By default, compiled kernels use one per core, and everything else
     uses one, because more rarely pay off."""
     on_failure: Literal["stop", "heal"] = "stop"
     """What the others do when a worker dies or stops responding: stop, or continue without it."""
-    patience: float = Field(600.0, gt=0)
+    patience: float = Field(600.0, ge=0.1, le=YEAR)
     """Seconds after which a worker that does not respond counts as lost, also at the start."""
-    from_python: tuple[Literal["model", "data", "loss"], ...] = ()
+    suspicious: Literal["warn", "stop", "drop"] = "warn"
+    """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
+    with on_failure heal, drop its worker and go on."""
+    checkpoint_every: int = Field(1, ge=1, le=MANY)
+    """Epochs between checkpoints; the last epoch always has one."""
+    keep: int = Field(2, ge=1, le=MANY)
+    """How many of the newest checkpoints are kept."""
+    from_python: tuple[Literal["model", "data", "loss", "lr_decay", "gamma_decay"], ...] = ()
     """What came from a Python program, which alone can repeat the run: it cannot be stored."""
 
     @classmethod
@@ -135,16 +176,23 @@ class Experiment(BaseModel):
             raise unknown_name("variant", str(variant), VARIANTS)
         if variant == "as-run":
             flat = algorithm.choices_as_run() | flat
-        own_model = "model" in flat.get("from_python", ())
-        if variant and not own_model and "evonorm" in models.options(flat.get("model", "mlp")):
+        own_model = "model" in _list(flat.get("from_python", ()))
+        model = flat.get("model", "mlp")
+        if not isinstance(model, str):
+            raise BadValue("model", model, ", ".join(models.MODELS))
+        if variant and not own_model and "evonorm" in models.options(model):
             evonorm = "hard-swish" if variant == "as-run" else "s0"
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
-        if flat.get("data") == "own":
-            flat.setdefault("partition", "own")
+        if flat.get("data") == OWN:
+            flat.setdefault("partition", OWN)
         if "agents" not in flat and isinstance(flat.get("topology"), str):
             stated = stated_agents(flat["topology"])
             flat |= {"agents": stated} if stated else {}
         names = {*ALGORITHM_OPTIONS, *algorithm.options()}
+        for name, value in flat.items():
+            known = cls.model_fields.get(name)
+            if isinstance(value, bool) and known and kind_of(known) in (int, float):
+                raise BadValue(name, value, valid_values(known))  # True is not the number 1
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
             if name not in cls.model_fields:
@@ -160,11 +208,44 @@ class Experiment(BaseModel):
         return {"name": value.name, **value.settings()}
 
     @model_validator(mode="after")
-    def _decay_is_known(self) -> "Experiment":
-        parse_decay(self.lr_decay)
+    def _texts_and_options_are_bounded(self) -> "Experiment":
+        for name, value in self:
+            if isinstance(value, str):
+                _check_text(name, value)
+            elif isinstance(value, dict):
+                for option, of_it in value.items():
+                    _check_option(f"{name}.{option}", of_it)
+        return self
+
+    @model_validator(mode="after")
+    def _specs_are_known(self) -> "Experiment":
+        for field in ("lr_decay", "gamma_decay"):
+            self._check_schedule(field, getattr(self, field))
+        if self.gamma_decay != "constant":
+            self.algorithm.with_rate(1.0)
+        parse_stop(self.stop_when)
+        if self.partition != OWN:
+            partitions.parse(self.partition)
         if self.start_agent >= self.agents:
             raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
+        if self.suspicious == "drop" and self.on_failure != "heal":
+            valid = "warn or stop; or drop together with --on-failure heal"
+            raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
         return self
+
+    def _check_schedule(self, field: str, spec: str) -> None:
+        if field in self.from_python:
+            if spec != OWN:
+                raise BadValue(field, spec, OWN, "a Python function was given")
+            return
+        schedule = parse_schedule(spec, field)
+        try:
+            last = self.lr * schedule.factor(self.epochs - 1, 1, self.epochs)
+        except OverflowError:
+            last = math.inf
+        if last > MOST_RATE:
+            because = f"the learning rate would grow beyond {MOST_RATE}"
+            raise BadValue(field, spec, "a decay", because)
 
     def to_toml(self) -> str:
         """Every field, defaults included."""
@@ -182,9 +263,10 @@ class Experiment(BaseModel):
         return cls.of(**options)
 
     def same_as(self, other: "Experiment") -> list[str]:
-        """Fields in which what is computed differs; empty if one may resume the other."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return [name for name in mine if name not in HOW and mine[name] != theirs[name]]
+        """Fields in which what is computed differs; empty if one may resume the other, perhaps for
+        longer."""
+        mine, theirs, free = self.model_dump(), other.model_dump(), HOW | LENGTH
+        return [name for name in mine if name not in free and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":
         """The same with some options changed, by the rules of `on_top`."""
@@ -208,6 +290,8 @@ def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     elif isinstance(chosen, Mapping):  # a table of TOML
         inner = dict(chosen)
         chosen = inner.pop("name", None)
+        if "algorithm" in inner:
+            raise BadValue("algorithm", inner["algorithm"], 'its name as name = "ngc"')
     if isinstance(chosen, Named) or (isinstance(chosen, type) and issubclass(chosen, Algorithm)):
         inner = {"algorithm": chosen, **inner}
     elif chosen is not None:
@@ -248,21 +332,41 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return below | above | {name: table for name, table in tables.items() if table}
 
 
+def _list(values: Any) -> tuple[Any, ...]:
+    """A list of things, or nothing where it is none: pydantic will say so."""
+    return tuple(values) if isinstance(values, list | tuple) else ()
+
+
+def _check_text(name: str, value: str) -> None:
+    if len(value) > LONGEST:
+        raise BadValue(name, value, f"at most {LONGEST} letters", f"it has {len(value)}")
+    if not value.isprintable():
+        raise BadValue(name, value, "text without control characters")
+
+
+def _check_option(name: str, value: int | float | str | bool) -> None:
+    if isinstance(value, str):
+        _check_text(name, value)
+    elif not abs(value) <= MOST_OPTION:
+        raise BadValue(name, value, f"a number from -{MOST_OPTION} to {MOST_OPTION}")
+
+
 def read_toml(text: str, where: str) -> dict[str, Any]:
     """Options from a TOML text."""
+    if not text.strip():  # what a power cut may leave of a file, and not the default experiment
+        raise BadValue("experiment", where, "a TOML file", "it is empty")
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadValue("experiment", where, "a TOML file", f"not TOML: {error}") from None
+        return parse_toml(text)
+    except Unreadable as error:
+        raise BadValue("experiment", where, "a TOML file", str(error)) from None
 
 
 def read_file(path: Path) -> dict[str, Any]:
     """Options from a TOML file; paths in it are relative to that file."""
     try:
-        found = read_toml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadValue("experiment", str(path), "a TOML file", reason) from None
+        found = read_toml(read_text(path, SMALL, pipe=True), str(path))
+    except Unreadable as error:
+        raise BadValue("experiment", str(path), "a TOML file", str(error)) from None
     return found | anchored(found, path.parent)
 
 

@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLOW = (
     *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
     "compute/test_sanitizers",

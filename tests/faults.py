@@ -18,9 +18,11 @@ from parley import version
 from parley.cluster import launch
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.training import metrics
 from parley.training.events import Event, StepDone
 from parley.training.run import Problem, problem
 from parley.watch import log
+from parley.wire import processes
 from tests.cluster.test_launch import as_ranks
 from tests.processes import PATIENCE, process, until
 
@@ -44,6 +46,35 @@ def loaded(odd: str, experiment: Experiment, agents: Sequence[int]) -> Problem:
     return made
 
 
+ATTACKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negates": lambda x_AD: -x_AD,
+    "sends noise": lambda x_AD: torch.randn_like(x_AD) * x_AD.std(),
+    "sends 1e30": lambda x_AD: torch.full_like(x_AD, 1e30),
+    "sends nan": lambda x_AD: torch.full_like(x_AD, torch.nan),
+    "boasts": lambda x_AD: x_AD,
+    "sends too much": lambda x_AD: x_AD,
+}
+
+
+def attack(how: str) -> None:
+    """From now on this process is not honest."""
+    if how == "boasts":
+        metrics.TestSet.scores = lambda self, x_AD: torch.tensor(
+            [[0.01, 5.98]] * len(x_AD)
+        ).double()  # type: ignore[method-assign]
+    start = processes.Processes._start
+
+    def changed(
+        self: Any, route: Any, wire: torch.Tensor, kind: str, codec: Any, step: int, *more: Any
+    ) -> Any:
+        if kind == "models" and step >= 3 and len(wire):
+            wire = codec.encode(ATTACKS[how](codec.decode(wire, torch.float32)))
+            wire = torch.cat([wire, wire], 1) if how == "sends too much" else wire
+        return start(self, route, wire, kind, codec, step, *more)  # type: ignore[arg-type]
+
+    processes.Processes._start = changed  # type: ignore[assignment]
+
+
 class Hosts:
     """One worker on each host, each with an output folder of its own."""
 
@@ -55,8 +86,9 @@ class Hosts:
         odd: Mapping[int, str] = {},
         **options: Any,
     ) -> None:
-        """`odd` names a host's peculiarity: another "version", a "huge" number among its data, or
-        test data that it alone has ("own test"): ten samples for each of its agents."""
+        """`odd` names a host's peculiarity: another "version", a "huge" number among its data,
+        test data that it alone has ("own test"), ten samples for each of its agents; or what it
+        does to the others from the fourth step on, one of `ATTACKS`."""
         self.folder = folder
         self.experiment = Experiment.of(**options)
         self.environments = as_ranks(world)
@@ -141,6 +173,8 @@ def host(
     log.show()
     if odd == "version":
         version.__version__ = "9.9"
+    if odd in ATTACKS:
+        attack(odd)
     try:
         launch.execute(experiment, partial(loaded, odd), out, resume, partial(paced, folder))
     except ParleyError as error:

@@ -1,10 +1,14 @@
 """One description of a run, in and out of TOML, and how options lie over one another."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from parley import CGA, NGC, BadValue, CompNGC, Experiment
-from parley.algorithms import ALGORITHMS, AS_RUN, find
+from parley import CGA, NGC, BadValue, CompNGC, Experiment, algorithms
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.algorithms.base import MomentumSGD
+from parley.errors import kind_of
 from parley.experiment import HOW, on_top, read_file
 
 
@@ -120,10 +124,10 @@ def test_what_nobody_can_write_is_not_offered():
         ({"algorithm": "dpsgd", "alpha": 1}, "alpha: 1 is not valid (dpsgd has no such option"),
         ({"variant": "as-ran"}, "variant: 'as-ran' is not valid (did you mean 'as-run'?)"),
         ({"alpha": 1.5}, "alpha: 1.5 is not valid; valid: a number from 0 to 1"),
-        ({"lr": float("inf")}, "lr: inf is not valid; valid: a number above 0"),
-        ({"lr": float("nan")}, "lr: nan is not valid; valid: a number above 0"),
-        ({"agents": 2.5}, "agents: 2.5 is not valid; valid: a whole number of at least 1"),
-        ({"agents": None}, "agents: missing; valid: a whole number of at least 1"),
+        ({"lr": float("inf")}, "lr: inf is not valid; valid: a number from 1e-20 to 1000000"),
+        ({"lr": float("nan")}, "lr: nan is not valid; valid: a number from 1e-20 to 1000000"),
+        ({"agents": 2.5}, "agents: 2.5 is not valid; valid: a whole number from 1 to 100000"),
+        ({"agents": None}, "agents: missing; valid: a whole number from 1 to 100000"),
         ({"data": 3}, "data: 3 is not valid; valid: text"),
         ({"dtype": "float16"}, "dtype: 'float16' is not valid; valid: float32, float64"),
         ({"model_options": 3}, "model_options: 3 is not valid; valid: a table"),
@@ -222,5 +226,94 @@ def test_how_a_run_is_carried_out_does_not_make_it_another():
     other = one.replace(workers=2, threads=2, device="cuda", engine="loop", data_root="x")
     assert one.same_as(other) == []
     carried_out = {"workers", "threads", "device", "engine", "data_root", "on_failure", "patience"}
+    carried_out |= {"suspicious", "checkpoint_every", "keep"}
     assert carried_out == HOW
     assert one.replace(alpha=0.5, lr=1).same_as(one) == ["algorithm", "lr"]
+
+
+def numeric_fields() -> list[tuple[str, Any]]:
+    """Every number that an experiment may hold, those of all algorithms and parts included."""
+    kinds = [*algorithms.ALGORITHMS.values(), *(algorithms.compose(part) for part in PARTS)]
+    found = [
+        ("experiment", Experiment.model_fields),
+        *((kind.name, kind.options()) for kind in kinds),
+    ]
+    return [
+        (f"{owner}.{name}", field)
+        for owner, fields in found
+        for name, field in fields.items()
+        if kind_of(field) in (int, float)
+    ]
+
+
+@pytest.mark.parametrize(("name", "field"), numeric_fields())
+def test_every_number_is_bounded_on_both_sides(name: str, field: Any) -> None:
+    limits = {k for m in field.metadata for k in ("ge", "gt", "le", "lt") if hasattr(m, k)}
+    assert limits & {"ge", "gt"}, name
+    assert limits & {"le", "lt"}, name
+
+
+DAMAGE: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": {"name": "ngc", "algorithm": 3}}, "algorithm: 3 is not valid"),
+    ({"algorithm": {"algorithm": 3}}, "algorithm: 3 is not valid"),
+    ({"model": 3, "variant": "as-run"}, "model: 3 is not valid; valid: logistic, mlp"),
+    ({"model": 3}, "model: 3 is not valid"),
+    (
+        {"seed": 1e23},
+        "seed: 1e+23 is not valid; valid: a whole number from 0 to 92",
+    ),
+    ({"seed": 10**23}, "seed: 1000"),
+    ({"epochs": 1e20}, "epochs: 1e+20 is not valid; valid: a whole number from 1 to 1000000"),
+    ({"lr": 1e300}, "lr: 1e+300 is not valid; valid: a number from 1e-20 to 1000000"),
+    ({"lr": 1e-300}, "lr: 1e-300 is not valid"),
+    ({"patience": 1e308}, "patience: 1e+308 is not valid; valid: a number from 0.1 to 31536000"),
+    ({"agents": 10**9}, "agents: 1000000000 is not valid; valid: a whole number from 1 to 100000"),
+    ({"gossip_rounds": 10**11}, "gossip_rounds: 100000000000 is not valid; valid: a whole number"),
+    ({"agents": True}, "agents: True is not valid; valid: a whole number from 1 to 100000"),
+    ({"from_python": 1}, "from_python: 1 is not valid"),
+    ({"topology": "torus:99999999999x99999999"}, "agents: "),
+    ({"topology": "spanning-tree:" * 3000 + "ring"}, "topology: "),
+    ({"data": "a\0b"}, "data: 'a\\x00b' is not valid; valid: text without control characters"),
+    ({"data_root": "x" * 5000}, "data_root: "),
+    ({"lr_decay": "exponential:10", "epochs": 1000}, "lr_decay: 'exponential:10' is not valid"),
+    ({"lr_decay": "step:1e300,0,0"}, "lr_decay: 'step:1e300,0,0' is not valid"),
+    ({"partition": "skew:2"}, "partition: 'skew:2' is not valid; valid: skew:s with s from 0 to 1"),
+    ({"partition": "classes:" + "9" * 30}, "partition: "),
+    ({"model_options": {"hidden": 10**12}}, "model_options.hidden: 1000000000000 is not valid"),
+    ({"algorithm": "fedavg", "local_steps": 10**12}, "local_steps: 1000000000000 is not valid"),
+    ({"algorithm": "dpsgd", "weight_decay": 1e300}, "weight_decay: 1e+300 is not valid"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), DAMAGE)
+def test_damage_is_refused_in_words(options: dict[str, Any], words: str) -> None:
+    assert error(Experiment.of, **options).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a = " + "[" * 5000, "seed = " + "9" * 5000, "a = 2020-01-01", "x" * (2 << 20)),
+        *("seed = nan", "[algorithm]\nalgorithm = 3\n", "a = {" * 3000),
+    ],
+)
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    assert len(error(lambda: Experiment.of(**read_file(path)))) < 1000
+
+
+def test_devices_are_not_read() -> None:
+    for read in (
+        lambda: read_file(Path("/dev/zero")),
+        lambda: Experiment.of(topology="file:/dev/zero"),
+    ):
+        assert "not a regular file" in error(read)
+
+
+def test_the_ends_of_what_is_valid_are_valid(tmp_path: Path) -> None:
+    made = Experiment.of(
+        agents=100_000, epochs=10**6, batch=10**6, lr=1e6, seed=2**63 - 1, gossip_rounds=10**5,
+        patience=0.1, threads=1024, workers=10_000, evaluate_every=10**6, start_agent=99_999,
+    )  # fmt: skip
+    assert Experiment.from_toml(made.to_toml()) == made

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CodecSpec
+from parley.algorithms.base import MOST, CodecSpec
 from parley.algorithms.choco import Copies, all_known, known, told
 from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent
 from parley.algorithms.recipe import Named, Recipe
@@ -39,7 +39,7 @@ class AdaptiveGossip(AveragingRule):
     title = "AdaGossip"
     static: ClassVar[bool] = True
     keeps_sums: ClassVar[bool] = False
-    gamma: float = Field(0.001, gt=0)
+    gamma: float = Field(0.001, gt=0, le=MOST)
     """γ, the averaging rate; it is divided by the root mean square of the disagreement."""
     codec: CodecSpec = "sign"
     """C, how differences are encoded."""

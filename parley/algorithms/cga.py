@@ -25,7 +25,7 @@ from pydantic import Field
 from scipy.optimize import nnls
 from torch import Tensor
 
-from parley.algorithms.base import Scope
+from parley.algorithms.base import MOST, Scope
 from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
 from parley.algorithms.recipe import Named, Recipe
 from parley.data import Batch
@@ -50,7 +50,7 @@ class ProjectionRule(GradientRule):
 
     looks_around: ClassVar[bool] = True
     needs: ClassVar[Property] = "symmetric"
-    qp_floor: float = Field(0.0, ge=0)
+    qp_floor: float = Field(0.0, ge=0, le=MOST)
     """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, which
     makes the projection nearly a fixed mean."""
     qp_scale: Literal["none", "neighbourhood"] = "none"

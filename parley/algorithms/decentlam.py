@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum, Rate, Stepped
+from parley.algorithms.base import MOST, Algorithm, Momentum, Rate, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
 
@@ -30,10 +30,11 @@ class DecentLaM(Algorithm):
 
     name = "decentlam"
     title = "DecentLaM"
+    no_local_steps = "its momentum is that of whole steps, averaging included"
 
     momentum: Momentum = 0.9
     gamma: Rate = 1.0
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:

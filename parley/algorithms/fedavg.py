@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD, Stepped
+from parley.algorithms.base import MOST, MomentumSGD, Stepped
 from parley.data import Batch
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
@@ -34,7 +34,7 @@ class FedAvg(MomentumSGD):
     title = "FedAvg"
     needs = "row-stochastic"
 
-    local_steps: int = Field(5, ge=1)
+    local_steps: int = Field(5, ge=1, le=MOST)
     """τ, the number of local steps between averagings."""
 
     def check(self, topology: Topology) -> None:

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, Momentum, Rate, Stepped
+from parley.algorithms.base import MOST, Algorithm, Momentum, Rate, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
 
@@ -33,10 +33,11 @@ class MomentumTracking(Algorithm):
 
     name = "momentum-tracking"
     title = "Momentum tracking"
+    no_local_steps = "what it tracks is sent in every step; kgt tracks gradients over local steps"
 
     momentum: Momentum = 0.9
     gamma: Rate = 1.0
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:

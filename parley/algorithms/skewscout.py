@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD, Rate, Stepped
+from parley.algorithms.base import MOST, MomentumSGD, Rate, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
 
@@ -43,13 +43,14 @@ class SkewScout(MomentumSGD):
 
     name = "skewscout"
     title = "SkewScout"
+    no_local_steps = "it chooses by itself how many steps to take from one averaging to the next"
 
     gamma: Rate = 1.0
     tolerance: float = Field(0.05, ge=0, le=1)
     """How much accuracy a model may lose at its neighbours."""
-    longest: int = Field(16, ge=1)
+    longest: int = Field(16, ge=1, le=MOST)
     """The largest number of steps without averaging."""
-    travels: int = Field(4, ge=1)
+    travels: int = Field(4, ge=1, le=MOST)
     """The number of exchanges between adjustments of the interval."""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:

@@ -1,6 +1,7 @@
 """``parley train``: one experiment, from flags and a file, in this process or several."""
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from parley.cli.options import File, Json, Log, Out, Resume, output_folder
 from parley.cli.screen import heading, pairs, screen, stoppable
 from parley.cluster import launch
 from parley.cluster.host import Host
+from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
 from parley.experiment import Experiment
 from parley.results.table import Table
@@ -20,6 +22,8 @@ from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+INCOMPLETE = 3
+"""Exit code of a run that is complete, but without some of its agents."""
 HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
@@ -97,6 +101,21 @@ def train(
         done = outcome.summary
         heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
         screen.print(_summary_table(done).terminal())
+    if outcome.summary.get("agents_absent") and not _would_be_restarted():
+        raise typer.Exit(INCOMPLETE)
+
+
+def _would_be_restarted() -> bool:
+    """Whether torchrun takes any code but 0 for a reason to start the finished run again."""
+    names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+    made, most = (int(os.environ.get(name, "0")) for name in names)
+    return made < most
+
+
+def _absent(done: dict[str, Any]) -> dict[str, str]:
+    if absent := done.get("agents_absent"):
+        return {"without": f"{listed(absent)}, whose workers are gone"}
+    return {}
 
 
 def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
@@ -106,13 +125,20 @@ def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
+def _early_end(done: dict[str, Any]) -> dict[str, str]:
+    why = done.get("stopped")
+    return {"stopped": f"after epoch {done['epochs']}: {why}"} if why else {}
+
+
 def _summary_table(done: dict[str, Any]) -> Table:
     lines = {
         "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
         "accuracy, own models": f"{done['accuracy_own']:.2%} "
         f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
         "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+        **_absent(done),
         **_part_of_test_samples(done),
+        **_early_end(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
         "models sent per agent": f"{done['bytes_models'] / 1e6:.3f} MB",

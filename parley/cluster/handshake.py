@@ -4,6 +4,7 @@ Every process announces what it was started with and what it has loaded. All com
 the same verdict: either they continue, or every host reports what differs and where.
 """
 
+import json
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from parley.cluster.noticeboard import Member, Noticeboard, listed
 from parley.cluster.rank import here
+from parley.cluster.words import Claims, Seat, understood
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
@@ -36,7 +38,7 @@ def claims(
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
-    together = {"on_failure", "patience"}
+    together = {"on_failure", "patience", "suspicious"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
     inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
     parameters = zip(task.names, task.shapes, strict=True)
@@ -57,8 +59,9 @@ def claims(
 
 def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
     """Refuses to continue if some process differs from the first."""
-    mine = {"host": here(), "agents": list(agents), "said": dict(said)}
-    everyone = board.share("claims", mine)
+    text = json.dumps({"host": here(), "agents": list(agents), "said": dict(said)})
+    mine = understood(text, Claims, "this process", "claims")  # as the others read it
+    everyone = board.share("claims", mine, Claims)
     first = everyone[0]
     if changed := [key for key in said if _differs(everyone[board.rank], mine, key)]:
         # It announced something else at the start, the only time the others could object.
@@ -119,7 +122,8 @@ def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[
     >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
     """
-    claimed = board.share("agents", {"host": here(), "agents": None if mine is None else [*mine]})
+    own = {"host": here(), "agents": None if mine is None else [*mine]}
+    claimed = board.share("agents", own, Seat)
     worker_of: dict[int, int] = {}
     for rank, said in enumerate(claimed):
         for agent in said["agents"] or ():

@@ -31,12 +31,13 @@ import networkx as nx
 from torch import Tensor
 
 from parley import graphs as topologies
+from parley.cluster import words
 from parley.cluster.join import Meeting, Roster
 from parley.cluster.noticeboard import FAILURE, StoreLost, ask, read_failure
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
-from parley.store.journal import Journal
+from parley.store.journal import Journal, Written
 from parley.training.record import Record
 from parley.training.run import Losses, Run
 from parley.wire.transport import Kind
@@ -65,13 +66,14 @@ class Position:
     """The records of the epochs that are written."""
 
     @classmethod
-    def saved(cls, out: Path | None, hosted: Sequence[int], steps_per_epoch: int) -> Self:
-        """The position of the newest checkpoint of a worker with these agents."""
+    def saved(cls, out: Path | None, hosted: Sequence[int], end_of: Callable[[int], int]) -> Self:
+        """The position of the newest checkpoint of a worker with these agents; `end_of` gives the
+        last step of an epoch."""
         found = checkpoint.models(out, hosted) if out else None
         if found is None:
             return cls()
         epoch, about = found.about["epoch"], found.about
-        step = epoch * steps_per_epoch
+        step = end_of(epoch)
         return cls(epoch, step, found.state, about["seconds"], about["samples"], found.sent)
 
 
@@ -85,10 +87,12 @@ class Membership:
         self.world = meeting.world
         self.patience = meeting.patience
         self._beaten = 0.0
+        self._last = -1
+        """The last generation that this worker took part in."""
 
     def begun(self) -> bool:
         """Whether there has been a generation already, so that this worker is rejoining."""
-        return self.ask(lambda: self.store.check(["generation"]))
+        return self.ask(lambda: self.store.check(["roster/0"]))
 
     def done(self) -> None:
         """Tells workers that come later that the run has ended."""
@@ -101,13 +105,23 @@ class Membership:
         `left`: this worker was in the previous generation, which has ended. Only then may the
         others start without missing workers; one that rejoins waits for the end of an epoch.
         """
-        said = self.ask(lambda: self._get("generation"))
-        generation = 0 if said is None else int(said) + 1
+        # The rosters themselves say which generation is the next: who settles one may die right
+        # after it.
+        generation = self.ask(self._unsettled)
+        left = left and generation == self._last + 1
         while True:
             workers = self._settle(generation, left)
             if self.rank in workers:
+                self._last = generation
                 return Roster(generation, workers)
             generation, left = generation + 1, False
+
+    def _unsettled(self) -> int:
+        """The first generation that has no roster yet."""
+        generation = self._last + 1
+        while self.store.check([f"roster/{generation}"]):
+            generation += 1
+        return generation
 
     def _settle(self, generation: int, left: bool) -> tuple[int, ...]:
         """The workers of one generation, as first written to the store."""
@@ -118,6 +132,12 @@ class Membership:
         over = left
         while True:
             workers, inside, ended, beat, failure, done = self.ask(lambda: self._look(generation))
+            dropped = self.dropped()
+            if self.rank in dropped:
+                raise ParleyError(
+                    f"workers: the others continue without this host: {dropped[self.rank]}"
+                )
+            inside = [worker for worker in inside if worker not in dropped]
             now = time.monotonic()
             if workers is not None:
                 return tuple(workers)
@@ -128,7 +148,7 @@ class Membership:
             if ended and not over:
                 began, over = now, True
             waited = now - began > self.patience
-            if set(before) <= set(inside) or (generation and over and waited):
+            if set(before) - set(dropped) <= set(inside) or (generation and over and waited):
                 self.ask(lambda: self._propose(generation, inside))  # noqa: B023
             elif not generation and waited:
                 missing = [w for w in range(self.world) if w not in inside]
@@ -146,12 +166,27 @@ class Membership:
 
     def roster(self, generation: int) -> tuple[int, ...]:
         """The workers of an earlier generation."""
-        return tuple(json.loads(self.ask(lambda: self._get(f"roster/{generation}")) or "[]"))
+        text = self.ask(lambda: self._get(f"roster/{generation}"))
+        return words.workers(text or "[]", self.world)
 
     def waiting(self, generation: int) -> bool:
         """Whether a worker is waiting to join the generation after this one."""
         keys = [f"in/{generation + 1}/{worker}" for worker in range(self.world)]
         return self.ask(lambda: any(self.store.check([key]) for key in keys))
+
+    def drop(self, worker: int, why: str) -> None:
+        """From now on, all continue without this worker."""
+        self.ask(lambda: self.store.set(f"dropped/{worker}", why))
+
+    def dropped(self) -> dict[int, str]:
+        """The workers that all continue without, and why."""
+        return self.ask(
+            lambda: {
+                worker: words.printable(self._get(f"dropped/{worker}") or "")
+                for worker in range(self.world)
+                if self.store.check([f"dropped/{worker}"])
+            }
+        )
 
     def beat(self) -> None:
         """Shows waiting workers that a generation is running."""
@@ -173,16 +208,15 @@ class Membership:
         everyone = range(self.world)
         inside = [w for w in everyone if self.store.check([f"in/{generation}/{w}"])]
         ended = self.store.check([f"left/{generation}"])
-        settled = tuple(json.loads(workers)) if workers is not None else None
+        settled = words.workers(workers, self.world) if workers is not None else None
         failure, done = self._get(FAILURE), self.store.check(["done"])
         return settled, inside, ended, self._get("beat"), failure, done
 
     def _propose(self, generation: int, inside: Sequence[int]) -> None:
         self.store.compare_set(f"roster/{generation}", "", json.dumps(list(inside)))
-        self.store.set("generation", str(generation))
 
     def _get(self, key: str) -> str | None:
-        return self.store.get(key).decode() if self.store.check([key]) else None
+        return self.store.get(key).decode("utf-8", "replace") if self.store.check([key]) else None
 
 
 class Recovery:
@@ -199,9 +233,9 @@ class Recovery:
         One that has none, or none as recent as the last epoch on disk, takes a neighbour's.
         """
         run, board, mine = self.run, self.journal.board, self.before
-        said = board.share("position", [mine.epoch, mine.step])
+        said = board.share("position", [mine.epoch, mine.step], tuple[int, int])
         epoch = max(0, *(e for e, _ in said))
-        start = epoch * run.steps_per_epoch
+        start = run.pace.end_of(epoch)
         step = max(start, *(s for _, s in said))
         behind = [index for index, (_, s) in enumerate(said) if s < start or s < 0]
         fresh = len(behind) == len(said)
@@ -236,13 +270,14 @@ class Recovery:
         foremost = epochs.index(max(epochs))
         known = self.before.records or (folder.records() if folder else [])
         known = [record for record in known if record["epoch"] <= epoch]
-        shared = board.share("records", known if board.rank == foremost else [])
+        shared = board.share("records", known if board.rank == foremost else [], list[Written])
         journal.records, journal.epoch = shared[foremost], epoch
+        self.run.records = list(journal.records)
         if folder:
             checkpoint.drop_after(folder.path, epoch)
             if journal.keeper:
                 folder.rewind(journal.records, epoch)
-        board.share("rewound", True)
+        board.share("rewound", True, bool)
 
     def position(self) -> Position:
         """What this worker continues with if the generation ends now."""

@@ -3,12 +3,16 @@
 import hashlib
 import logging
 import os
+import signal
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,12 +20,20 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from parley.cluster.lastwords import last_words
 from parley.cluster.noticeboard import PARTING, Member, Noticeboard, StoreLost, ask
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.wire import direct
+from parley.wire.guard import Suspicious
 from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
+
+BEAT = 1.0
+"""Seconds between two looks at whether the launcher is still there."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Names the network interface that gloo uses."""
 
 
 class Roster(NamedTuple):
@@ -47,6 +59,8 @@ class Meeting:
     backend: str = "gloo"
     heals: bool = False
     """Whether the others continue when one is lost."""
+    local: bool = False
+    """Whether all are on this machine: then nothing is opened to other machines."""
 
     @property
     def everyone(self) -> Roster:
@@ -78,17 +92,26 @@ class Meeting:
         board = Noticeboard(said, here, world, timeout, self.store, members=present)
         with self.ending_together(board, final=not self.heals):
             self._connect(store, here, world)
-            yield board
+            with last_words(partial(self._given_up, board)):
+                yield board
+
+    def _given_up(self, board: Noticeboard) -> str:
+        """Why this process ends, for everyone whom that concerns."""
+        workers = [board.name(worker) for worker in direct.awaited()]
+        who = " or ".join(workers) or "another worker"
+        error = ParleyError(f"workers: {who} has sent a message that is longer than it may be")
+        return str(error if self.heals else board.fail(error))
 
     def _connect(self, store: Store, here: int, world: int) -> None:
         timeout = timedelta(seconds=self.patience)
         try:
-            ask(
-                lambda: dist.init_process_group(
-                    self.backend, store=store, rank=here, world_size=world, timeout=timeout
-                ),
-                3 * self.patience,
-            )
+            with _loopback() if self.local else nullcontext():
+                ask(
+                    lambda: dist.init_process_group(
+                        self.backend, store=store, rank=here, world_size=world, timeout=timeout
+                    ),
+                    3 * self.patience,
+                )
         except StoreLost as error:
             # A worker left before all were connected; or the store itself was lost, which the next
             # query will show.
@@ -124,6 +147,8 @@ class Meeting:
             board.part()
             raise explained from None
         except ParleyError as error:
+            if isinstance(error, Suspicious) and error.drop and not final:
+                raise  # the others continue without the worker in question
             first = board.fail(error)
             _disconnect()
             board.part()
@@ -145,6 +170,51 @@ class Meeting:
         return f"worker {self.rank}" if self.heals else board.name(self.rank)
 
 
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Connections that are made meanwhile are open to this machine only."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if INTERFACE in os.environ or not names:
+        yield
+        return
+    os.environ[INTERFACE] = names[0]
+    try:
+        yield
+    finally:
+        del os.environ[INTERFACE]
+
+
+def local_store(patience: float) -> TCPStore:
+    """A store for the processes of this machine, which no other can reach."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        # Given no socket, it would listen at every address of this machine.
+        return TCPStore(
+            "127.0.0.1",
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=patience),
+            master_listen_fd=listener.detach(),
+        )
+
+
+def end_with_launcher() -> None:
+    """Ends this process when torchrun, which has started it, is gone: even if that was killed."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(BEAT)
+        log.error("torchrun is gone, so this worker stops; --resume continues the run")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(2 * PARTING)
+        os._exit(1)  # it may be waiting for others and not hear signals
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _disconnect() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -160,6 +230,8 @@ def as_launched(experiment: Experiment) -> Meeting:
     where = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
     log.info("worker %d of %d: waiting for the others at %s", rank, world, where)
     heals = experiment.on_failure == "heal"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_launcher()
     try:
         # Another program may be listening at that address and never answer.
         store = ask(lambda: _store(rank, patience, heals), patience + PARTING)

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from parley import models
 from parley.cluster.host import Host
-from parley.cluster.join import Meeting, as_launched
+from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
@@ -33,6 +33,7 @@ from parley.compute import kernels
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.stopping import Callbacks
 from parley.store.folder import RunFolder
 from parley.training.run import device_of
 from parley.wire.placement import blocks
@@ -50,6 +51,7 @@ def execute(
     resume: bool,
     watch: Watcher,
     host: Host | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Outcome | None:
     """Runs the experiment; returns its outcome, or None on workers other than the first.
 
@@ -67,7 +69,7 @@ def execute(
         because = f"the launcher started {world} processes"
         raise BadValue("workers", experiment.workers, f"{world}", because)
     experiment = experiment.replace(workers=world) if launched else experiment
-    assignment = Assignment(experiment, load, out, resume, watch, mine)
+    assignment = Assignment(experiment, load, out, resume, watch, mine, callbacks or Callbacks())
     if launched:
         return work(assignment, as_launched(experiment))
     if mine is not None and set(mine) != set(range(experiment.agents)):
@@ -98,8 +100,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
     """Runs worker 0 in this process and starts the others."""
     experiment = assignment.experiment
     world, patience = experiment.workers, experiment.patience
-    timeout = timedelta(seconds=patience)
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+    store = local_store(patience)
     others: list[BaseProcess] = []
     try:
         with _interrupts_held_back():
@@ -113,7 +114,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
                 raise WorkerLost("a worker ended before training began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
-        return work(mine, Meeting(store, 0, world, patience))
+        return work(mine, Meeting(store, 0, world, patience, local=True))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
     finally:
@@ -121,7 +122,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
 
 
 def _started(assignment: Assignment, rank: int, port: int) -> BaseProcess:
-    told = replace(assignment, watch=unwatched)
+    told = replace(assignment, watch=unwatched, callbacks=assignment.callbacks.silent())
     arguments = (dict(os.environ), told, rank, port)
     process: BaseProcess = context(__name__).Process(
         target=_other_worker, args=arguments, daemon=True
@@ -202,7 +203,8 @@ def _other_worker(
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     store.add(READY, 1)
     with suppress(ParleyError):
-        work(assignment, Meeting(store, rank, experiment.workers, experiment.patience))
+        meeting = Meeting(store, rank, experiment.workers, experiment.patience, local=True)
+        work(assignment, meeting)
 
 
 def end_with_parent() -> None:

@@ -12,10 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import Store
 
+from parley.cluster import words
 from parley.cluster.rank import here
 from parley.errors import Diverged, ParleyError
 from parley.wire.transport import WorkerLost
@@ -90,7 +92,7 @@ class Noticeboard:
 
     Without a store this process is alone.
 
-    >>> Noticeboard().share("agents", [0, 1])
+    >>> Noticeboard().share("agents", [0, 1], list[int])
     [[0, 1]]
     """
 
@@ -123,15 +125,17 @@ class Noticeboard:
             return f"worker {rank}"
         return f"worker {rank} ({member.host}, {listed(member.agents)})"
 
-    def share(self, what: str, value: Any) -> list[Any]:
-        """Every process's value for something, in the order of their numbers."""
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        """Every process's value for something, in the order of their numbers.
+
+        `kind` is the type that it has, as pydantic understands it: anything else is refused.
+        """
         text, store = json.dumps(value), self.store
         if store is None:
-            return [json.loads(text)]
+            return [words.understood(text, kind, "this process", what)]
         self._shared += 1  # all share the same things in the same order
         keys = [f"parley/{self._shared}/{what}/{rank}" for rank in range(self.world)]
-        own = keys[self.rank]
-        self._ask(lambda: store.compare_set(own, "", text) if self.once else store.set(own, text))
+        self._say(store, keys[self.rank], text)
         deadline, pause = time.monotonic() + self.patience, 0.005
         while not self._ask(lambda: store.check(keys)):
             self.raise_told()
@@ -144,7 +148,34 @@ class Noticeboard:
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
-        return [json.loads(said) for said in self._ask(lambda: store.multi_get(keys))]
+        heads = self._ask(lambda: store.multi_get(keys))
+        return [
+            words.understood(
+                self._heard(store, key, head.decode("utf-8", "replace")), kind, who, what
+            )
+            for key, head, who in zip(keys, heads, map(self.name, range(self.world)), strict=True)
+        ]
+
+    def _say(self, store: Store, key: str, text: str) -> None:
+        """Puts a text under a key: the text behind =, or behind # the number of its parts."""
+        parts = words.parts(text)
+        for number, part in enumerate(parts if len(parts) > 1 else ()):
+            self._ask(partial(_put, store, f"{key}/{number}", part, self.once))
+        head = f"={text}" if len(parts) == 1 else f"#{len(parts)}"
+        self._ask(partial(_put, store, key, head, self.once))
+
+    def _heard(self, store: Store, key: str, head: str) -> str:
+        """The text under a key; nothing, which nobody can understand, if it is too long."""
+        if head.startswith("="):
+            return head[1:]
+        count = head.removeprefix("#")
+        if not count.isdecimal() or len(count) > 6 or int(count) * words.PART > words.LIMIT:
+            return ""
+        keys = [f"{key}/{number}" for number in range(int(count))]
+        if not self._ask(lambda: store.check(keys)):
+            return ""
+        found = [self._ask(partial(store.get, key)) for key in keys]
+        return b"".join(found).decode("utf-8", "replace")
 
     def fail(self, error: Exception) -> ParleyError:
         """Reports why this process ends, unless another was first; returns the first report."""
@@ -152,13 +183,15 @@ class Noticeboard:
         said = error if isinstance(error, ParleyError) else ParleyError(str(error))
         if store is None:
             return said
-        words = str(said)
+        line = str(said)
         if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
-            words = f"{words} (reported by worker {self.rank} on {here()})"
-        note = _written(said.saying(words))
+            line = f"{line} (reported by worker {self.rank} on {here()})"
+        note = _written(said.saying(line))
         first = note
         with suppress(StoreLost):
-            first = self._ask(lambda: store.compare_set(FAILURE, "", note)).decode()
+            first = self._ask(lambda: store.compare_set(FAILURE, "", note)).decode(
+                "utf-8", "replace"
+            )
         return said if first == note else read_failure(first)
 
     def told(self) -> ParleyError | None:
@@ -167,7 +200,8 @@ class Noticeboard:
         if store is not None:
             with suppress(StoreLost):  # it may be lost as well
                 if self._ask(lambda: store.check([FAILURE])):
-                    return read_failure(self._ask(lambda: store.get(FAILURE)).decode())
+                    said = self._ask(lambda: store.get(FAILURE))
+                    return read_failure(said.decode("utf-8", "replace"))
         return None
 
     def raise_told(self) -> None:
@@ -230,6 +264,13 @@ class Noticeboard:
         return ask(question, self.patience)
 
 
+def _put(store: Store, key: str, text: str, once: bool) -> None:
+    if once:
+        store.compare_set(key, "", text)
+    else:
+        store.set(key, text)
+
+
 def _written(error: ParleyError) -> str:
     """An error as it is reported to others: its message, and its type where that matters."""
     said: dict[str, Any] = {"words": str(error)}
@@ -246,9 +287,12 @@ def read_failure(note: str) -> ParleyError:
     >>> read_failure(_written(Diverged("loss: nan", step=7, epoch=2))).step
     7
     """
-    said = json.loads(note)
+    try:
+        said = words.understood(note, words.Failure, "another process", "failure")
+    except ParleyError as error:
+        return error
     if "step" in said:
-        return Diverged(said["words"], said["step"], said["epoch"])
+        return Diverged(said["words"], said["step"], said.get("epoch", 0))
     if "lost" in said:
         return WorkerLost(said["words"], said["lost"])
     return ParleyError(said["words"])

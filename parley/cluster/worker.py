@@ -9,8 +9,9 @@ with another (`parley.cluster.heal`).
 
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,13 +28,17 @@ from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
+from parley.stopping import Callbacks
 from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
-from parley.store.journal import Journal
+from parley.store.journal import Count, Journal
+from parley.store.lock import Hold
 from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
+from parley.training.pace import last_step
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
+from parley.wire.guard import Suspicious
 from parley.wire.local import Local
 from parley.wire.placement import Placement
 from parley.wire.processes import Processes
@@ -66,6 +71,8 @@ class Assignment:
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
     """The agents that this host claims; None: a share of the unclaimed ones."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """What worker 0 asks whether to continue."""
     version: str = field(default_factory=handshake.code)
     """The version of the code. Workers started by this process inherit it: they run the same files,
     whatever has been committed since."""
@@ -93,19 +100,22 @@ class Outcome:
 
 def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
     """Runs one worker from loading to summary; returns the outcome, on worker 0."""
-    with threads(assignment.experiment.threads or 1):
-        return Worker(assignment, meeting).work()
+    with threads(assignment.experiment.threads or 1), ExitStack() as holding:
+        return Worker(assignment, meeting, holding).work()
 
 
 class Worker:
     """One worker of a run."""
 
-    def __init__(self, assignment: Assignment, meeting: Meeting) -> None:
+    def __init__(self, assignment: Assignment, meeting: Meeting, holding: ExitStack) -> None:
+        """`holding` ends with the run, and with it this worker's hold on the folder."""
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
         self.membership = Membership(meeting) if meeting.heals else None
         self.position = Position()
+        self.hold: Hold | None = None
+        self._holding = holding
         lobby = meeting.lobby()
         back = self.membership is not None and self.membership.begun()
         if back:
@@ -121,7 +131,7 @@ class Worker:
         self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
         self.members: Mapping[int, Member] = dict(lobby.members)
         hosted = self._introduce()
-        restarted = any(lobby.share("restarts", _restarts()))
+        restarted = any(lobby.share("restarts", _restarts(), Count))
         self.resume = assignment.resume or back or restarted
         self.problem: Problem = assignment.load(experiment, hosted)
         if assignment.out:
@@ -131,16 +141,29 @@ class Worker:
         lobby.patience = max(LOADING, lobby.patience)
         said = handshake.claims(experiment, self.problem, self.task, assignment.version)
         handshake.agree(lobby, hosted, said)
-        sizes = lobby.share("sizes", [len(samples) for samples in self.problem.samples])
+        mine = [len(samples) for samples in self.problem.samples]
+        sizes = lobby.share("sizes", mine, list[Count])
         everyone = [size for of_worker in sizes for size in of_worker]
         self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
-        tests = lobby.share("tests", len(self.problem.test))
+        tests = lobby.share("tests", len(self.problem.test), Count)
         self.test_samples = tests[0] if self.problem.test_is_shared else sum(tests)
         self.tested_on = self.test_samples
         held = holdings(self.problem, hosted, experiment.agents, lobby)
         self.agents = describe(self.problem, held)
+        self._take_hold(lobby)
         if self.membership and self.resume:
-            self.position = Position.saved(assignment.out, hosted, self.steps_per_epoch)
+            end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
+            self.position = Position.saved(assignment.out, hosted, end_of)
+
+    def _take_hold(self, lobby: Noticeboard) -> None:
+        """Nothing in the folder is read before it belongs to this run."""
+        run = lobby.share("run", uuid.uuid4().hex, str)[0]
+        if self.assignment.out:
+            hold = Hold(self.assignment.out, run, self.meeting.rank)
+            self.hold = self._holding.enter_context(hold)
+        took = lobby.share("hold", self.hold.take() if self.hold else False, bool)
+        if self.hold:
+            self.hold.settle(took)
 
     def _introduce(self) -> list[int]:
         """The agents hosted here; reports those of the whole host."""
@@ -169,6 +192,12 @@ class Worker:
                 if membership is None:
                     raise
                 left = True
+            except Suspicious as error:
+                if membership is None or not error.drop:
+                    raise
+                log.warning("%s", error)
+                membership.drop(roster.workers[error.worker], str(error))
+                left = True
 
     def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
         """One generation: from where its workers are to the end, or until a worker is lost."""
@@ -181,18 +210,24 @@ class Worker:
         placement = Placement(graph, seats, board.rank, numbers)
         transport: Transport = Local(placement) if board.store is None else Processes(placement)
         problem = replace(self.problem, topology=graph)
+        callbacks = self.assignment.callbacks
         run = Run(
-            self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
+            self.experiment,
+            problem,
+            transport,
+            self.task,
+            self.steps_per_epoch,
+            self.test_samples,
+            callbacks if board.rank == 0 else callbacks.silent(),
         )
-        first = roster.generation == 0
-        with Journal(self.assignment.out, board) as journal:
-            journal.open(enclosed(self.experiment, full), self.resume or not first, first)
-            if self.membership:
-                return self._recovered(self.membership, roster, run, journal, bridges)
-            if self.resume:
-                journal.restore(run)
-            watch = self.assignment.watch if board.rank == 0 else unwatched
-            return follow(run, journal, watch, self.agents)
+        journal = Journal(self.hold, board)
+        journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)
+        if self.membership:
+            return self._recovered(self.membership, roster, run, journal, bridges)
+        if self.resume:
+            journal.restore(run)
+        watch = self.assignment.watch if board.rank == 0 else unwatched
+        return follow(run, journal, watch, self.agents)
 
     def _recovered(
         self,
@@ -286,6 +321,8 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
         last = journal.last(run)
         confusion = _confusion(run, agents["classes"], last, x_ND)
         summary = journal.finish(run, confusion)
+        if absent := summary.get("agents_absent"):
+            log.warning("the run ends without %s: their workers are gone", listed(absent))
     if run.transport.placement.here:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
@@ -313,8 +350,8 @@ def holdings(
            for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
     told = [{str(a): count for a, count in own.items()}]
     if not problem.data_are_own:
-        told = board.share("holdings", told[0])
-    known = {int(a): count for said in told for a, count in said.items()}
+        told = board.share("holdings", told[0], dict[str, list[Count]])
+    known = {int(a): count for said in told for a, count in said.items() if a.isdecimal()}
     return [known.get(agent, [0] * classes) for agent in range(agents)]
 
 

@@ -1,6 +1,6 @@
 """Where agents are drawn and who talks to whom, for the page to animate."""
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from parley.errors import ParleyError
 from parley.results.layout import circle, layout, recorded_graph
@@ -27,7 +27,7 @@ def graph(options: Graph, agents: Graph | None) -> Graph:
     try:
         found = recorded_graph(options, agents)
         places = layout(found).tolist()
-    except (ParleyError, ValueError, TypeError):
+    except (ParleyError, ArithmeticError, LookupError, ValueError, TypeError):
         return _circle(count, "its graph cannot be reconstructed here")
     few = len(found.edges) <= MOST_EDGES
     pairs = zip(found.edges, found.edge_weights.tolist(), strict=True)
@@ -38,9 +38,13 @@ def graph(options: Graph, agents: Graph | None) -> Graph:
         "note": "" if few else f"{len(found.edges):,} edges are too many to draw",
     }
     held = (agents or {}).get("held")
-    if isinstance(held, list) and sum(map(len, held)) <= MOST_HELD:
+    if _is_table(held) and sum(map(len, held)) <= MOST_HELD:
         drawn |= {"classes": (agents or {}).get("classes"), "held": held}
     return drawn
+
+
+def _is_table(held: Any) -> TypeGuard[list[list[Any]]]:
+    return isinstance(held, list) and all(isinstance(row, list) for row in held)
 
 
 def _circle(agents: int, note: str) -> Graph:

@@ -12,12 +12,11 @@ Unfinished runs from versions without status.json count as running while their f
 as stopped afterwards.
 """
 
-import json
+import logging
 import os
 import socket
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -26,10 +25,13 @@ from typing import Any
 from parley.dash.graph import graph
 from parley.dash.series import READ_ONLY, Series
 from parley.errors import ParleyError
+from parley.reading import parse_json, parse_toml
 from parley.results.read import is_run, label, walk
 from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.store.status import STATUS, is_held
 from parley.training.record import number, parse_record
+
+log = logging.getLogger(__name__)
 
 SILENCE = 120.0
 """Seconds without activity after which a run whose lock cannot be seen counts as over."""
@@ -43,6 +45,12 @@ LARGEST = 4 << 20
 """The largest file to read, in bytes, other than the records."""
 END = 64 << 10
 """Bytes at the end of the records to search first for the last one."""
+DEEPEST = 32
+"""Levels of tables within tables that are shown."""
+LONGEST_TEXT = 10_000
+"""Letters of a text that are shown."""
+SHOWN = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
+"""Options of an experiment that are in the list of runs."""
 KEPT = 64
 """Runs whose records are kept in memory."""
 
@@ -88,7 +96,7 @@ class Runs:
                 break
             if path is not None:
                 found.append(path)
-        rows = [self._row(path) for path in found]
+        rows = [self._row_or_note(path) for path in found]
         known = {row["id"] for row in rows}
         self._rows = {key: value for key, value in self._rows.items() if key in known}
         self._abouts = {key: value for key, value in self._abouts.items() if key in known}
@@ -100,6 +108,18 @@ class Runs:
             "note": note,
             "runs": rows,
         }
+
+    def _row_or_note(self, path: Path) -> Row:
+        """One folder that cannot be shown must not hide the others."""
+        try:
+            return self._row(path)
+        except Exception as error:  # anything may be in that file
+            log.warning("%s cannot be shown: %s", path, type(error).__name__)
+            name = path.resolve().name
+            row = dict.fromkeys(SHOWN) | {"id": _id(self.root, path), "name": name, "group": ""}
+            row |= {"label": name, "began": 0.0, "complete": False, "status": None, "last": {}}
+            row |= {"state": "stopped", "done": 0.0, "left": None, "why": "", "at": 0.0}
+            return row | {"note": "its files are damaged"}
 
     def _row(self, path: Path) -> Row:
         run = _id(self.root, path)
@@ -180,7 +200,7 @@ def _read(path: Path) -> bytes | None:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(_read(path) or b"")
+        found = plain(parse_json(_read(path) or b""))
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -189,16 +209,39 @@ def _json(path: Path) -> dict[str, Any] | None:
 def _options(path: Path) -> dict[str, Any] | None:
     """The fields of the experiment, even of one that this version does not understand."""
     try:
-        return tomllib.loads((_read(path / EXPERIMENT) or b"").decode())
+        found = plain(parse_toml((_read(path / EXPERIMENT) or b"").decode()))
     except ValueError:
         return None
+    return found if isinstance(found, dict) else None
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """What a browser's JSON can hold, and no more of it than a page can use.
+
+    Numbers that are not finite or too large become None, as does what is nested too deeply.
+
+    >>> plain({"a": float("nan"), "b": [10**400, 1], "c": "x\\ud800"})
+    {'a': None, 'b': [None, 1], 'c': 'x?'}
+    """
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        found = number(value)
+        return None if found is None else value
+    if isinstance(value, dict):
+        inner = value.items() if depth < DEEPEST else ()
+        return {plain(str(name)): plain(found, depth + 1) for name, found in inner}
+    if isinstance(value, list):
+        return [plain(found, depth + 1) for found in value] if depth < DEEPEST else None
+    if value is None:
+        return None
+    return str(value)[:LONGEST_TEXT].encode(errors="replace").decode()
 
 
 def _about(path: Path, run: str) -> Row:
     """What a run is: changes only when its files do."""
     options, summary = _options(path), _json(path / SUMMARY)
     note = f"{EXPERIMENT} is damaged" if options is None else ""
-    shown = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
     sign = _sign(path / EXPERIMENT)
     where = PurePosixPath(run)
     return {
@@ -206,7 +249,7 @@ def _about(path: Path, run: str) -> Row:
         "name": "/".join(where.parts[1:]) or where.name or path.resolve().name,
         "group": where.parts[0] if len(where.parts) > 1 else "",
         "label": label(options or {}, _json(path / ENVIRONMENT), summary) or path.name,
-        **{name: (options or {}).get(name) for name in shown},
+        **{name: (options or {}).get(name) for name in SHOWN},
         "began": sign[1] if sign else 0.0,
         "note": note,
         "complete": summary is not None,
@@ -261,6 +304,6 @@ def _left(status: dict[str, Any], now: float) -> float | None:
         made = status["step"] - status["began_step"]
         rate = made / (status["at"] - status["began"])
         left = (status["steps"] - status["step"]) / rate - (now - status["at"])
-    except (KeyError, TypeError, ZeroDivisionError):
+        return max(0.0, round(float(left)))
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
-    return max(0.0, round(float(left)))

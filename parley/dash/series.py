@@ -20,8 +20,10 @@ FRAMES = 240
 """The most records to keep per-agent numbers of; the page plays them one after another."""
 NUMBERS = 40_000
 """Roughly the most per-agent numbers to keep in total."""
-LONGEST = 16 << 20
+LONGEST = 8 << 20
 """In bytes; a longer line is not a record."""
+AT_ONCE = 64 << 20
+"""The most bytes to read at a time; the next read continues from there."""
 READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Neither follow links nor wait for pipes, where the system supports that."""
 SEEN = 64
@@ -83,6 +85,8 @@ class Series:
         self._damaged_lines: list[int] = []
         self._seen = b""
         self._inode = -1
+        self._skipping = False  # the rest of a line that is too long
+        self._looked_at: tuple[int, int] | None = None  # a file read to its end, by size and time
 
     def told(self) -> dict[str, Any]:
         """Everything a page draws; the same object as before if nothing is new."""
@@ -119,6 +123,10 @@ class Series:
             if self._inode not in (-1, about.st_ino) or about.st_size < self._offset:
                 self._start_over()
             self._inode = about.st_ino
+            now = about.st_size, about.st_mtime_ns
+            if now == self._looked_at:
+                return  # what is left at its end has been seen to be no whole line
+            self._looked_at = None
             file.seek(self._offset - len(self._seen))
             before = file.read(len(self._seen))
             self.bytes_read += len(before)
@@ -126,22 +134,28 @@ class Series:
                 self._start_over()
                 self._inode = about.st_ino
                 file.seek(0)
-            while line := file.readline(LONGEST):
+            end = self._offset + AT_ONCE
+            while self._offset < end:
+                line = file.readline(LONGEST)
                 self.bytes_read += len(line)
-                if not line.endswith(b"\n") and len(line) < LONGEST:
-                    break  # still being written
+                whole = line.endswith(b"\n")
+                if not whole and len(line) < LONGEST and not (line and self._skipping):
+                    self._looked_at = now  # nothing more, or a line that is still being written
+                    break
                 self._offset += len(line)
                 self._seen = (self._seen + line)[-SEEN:]
-                self._take(line)
+                if not self._skipping:
+                    self._take(line)
+                self._skipping = not whole
 
     def _take(self, line: bytes) -> None:
         self._told = None
-        self._lines += line.endswith(b"\n")
+        self._lines += 1
         record = parse_record(line)
         if record is None:
             self._damaged += 1
             if len(self._damaged_lines) < 5:
-                self._damaged_lines.append(self._lines + (not line.endswith(b"\n")))
+                self._damaged_lines.append(self._lines)
             return
         row = {name: found for name, v in record.items() if (found := number(v)) is not None}
         self._rows.add({name: float(f"{found:.6g}") for name, found in row.items()})

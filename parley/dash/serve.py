@@ -1,5 +1,6 @@
 """Serving the page: a free port, the address that is printed, the browser, and Ctrl-C."""
 
+import asyncio
 import errno
 import ipaddress
 import os
@@ -11,13 +12,46 @@ from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from parley.dash.app import LOOPBACK, build
 from parley.dash.runs import Runs
 from parley.errors import BadValue
 
+REQUEST_IN = 10.0
+"""Seconds within which a client must have sent a complete request."""
+MOST_CONNECTIONS = 200
+"""Connections at a time; more are answered with 503."""
 TRIES = 100
 """How many further ports to try after the requested one."""
+
+
+class Brisk(H11Protocol):
+    """Closes connections on which no request has been completed for a while.
+
+    A client that opens many and sends little would hold all of them; the server waits forever.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """From now on a request is expected."""
+        super().connection_made(transport)
+        self._idle_since = self.loop.time()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more is expected."""
+        self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        busy = self.cycle is not None and not self.cycle.response_complete
+        now = self.loop.time()
+        if busy:
+            self._idle_since = now
+        elif now - self._idle_since > REQUEST_IN:
+            self.transport.abort()
+            return
+        self._looking = self.loop.call_later(REQUEST_IN / 4, self._look)
 
 
 class _Server(uvicorn.Server):
@@ -57,6 +91,8 @@ def serve(root: Path, host: str, port: int, show: bool | None, say: Callable[[st
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=3,
+        http=Brisk,
+        limit_concurrency=MOST_CONNECTIONS,
     )
 
     def ready() -> None:

@@ -1,7 +1,6 @@
 """Datasets in the Hugging Face layout, decoded into tensors, and the cache of the results."""
 
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -16,17 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from parley.cache import cache_folder
-from parley.data import hub
+from parley.data import hub, images
 from parley.data import text as tokens
 from parley.data.samples import Data, Samples
 from parley.data.transforms import Transform, standardise
 from parley.errors import BadValue, unknown_name
+
+MOST = 1_000_000
+"""The largest length of a text or size of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class Options:
                 raise unknown_name("data", name, known)
             if known[name].type is str and not isinstance(value, str):
                 raise BadValue(f"data.{name}", value, "text")
-            if known[name].type is int and (type(value) is not int or value < 4):
-                raise BadValue(f"data.{name}", value, "a whole number of at least 4")
+            if known[name].type is int and (type(value) is not int or not 4 <= value <= MOST):
+                raise BadValue(f"data.{name}", value, f"a whole number from 4 to {MOST}")
         return cls(**values)
 
 
@@ -248,9 +249,16 @@ def decoded(
     for one, side in zip(datasets, sides, strict=True):
         decoded.append([])
         for encoded in values_of(one, column):
-            image = _image(encoded)
-            largest = max(largest, min(image.size))
-            decoded[-1].append(_pixels(_square(image, source.resize, side) if side else image))
+            try:
+                image = images.opened(encoded)
+                largest = max(largest, min(image.size))
+                image = images.squared(image, source.resize, side) if side else image
+            except images.NoImage as error:
+                which = f"{'test' if len(decoded) > 1 else 'training'} image {len(decoded[-1])}"
+                which = " ".join([which, images.name_of(encoded)]).strip()
+                valid = "PNG, JPEG, GIF, BMP, TIFF, WebP or PPM images that can be decoded"
+                raise BadValue("data", name, valid, f"{which}: {error}") from error
+            decoded[-1].append(images.pixels(image))
     if largest < source.test_crop and not source.enlarge:
         small = f"its images are at most {largest} x {largest}"
         valid = f"a copy with larger images in {(source.local or (source.hub,))[0]} of --data-root"
@@ -263,39 +271,14 @@ def decoded(
             raise BadValue("data", name, "images of one size", because=f"it has {some}, ...")
         default = sizes[0] if sizes else (1, 1)
     tensors = []
-    for images, side in zip(decoded, sides, strict=True):
+    for arrays, side in zip(decoded, sides, strict=True):
         height, width = (side, side) if side else default
-        out = np.empty((len(images), channels, height, width), dtype=np.uint8)
-        for i, pixels in enumerate(images):
+        out = np.empty((len(arrays), channels, height, width), dtype=np.uint8)
+        for i, pixels in enumerate(arrays):
             out[i] = pixels.transpose(2, 0, 1)  # a greyscale image fills all channels
-        images.clear()
+        arrays.clear()
         tensors.append(torch.from_numpy(out))
     return tensors
-
-
-def _image(encoded: dict[str, Any]) -> Image.Image:
-    content = encoded["bytes"] or Path(encoded["path"]).read_bytes()
-    image: Image.Image = Image.open(io.BytesIO(content))
-    if image.mode not in ("L", "RGB"):
-        image = image.convert("L" if image.mode == "1" else "RGB")
-    return image
-
-
-def _square(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """The central square of `side` pixels, after scaling the shorter side to `shorter` pixels."""
-    width, height = image.size
-    if min(width, height) != shorter:
-        # Truncated rather than rounded, as torchvision does.
-        width, height = (max(shorter, shorter * s // min(image.size)) for s in image.size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    return image.crop((left, top, left + side, top + side))
-
-
-def _pixels(image: Image.Image) -> NDArray[np.uint8]:
-    """One image as [h, w, 1 or 3]."""
-    pixels: NDArray[np.uint8] = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
 def values_of(dataset: Any, column: str) -> Iterator[Any]:
@@ -313,20 +296,24 @@ def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
     try:
         with _quiet(), hub.offline_unless_reachable(isinstance(place, str)) as reachable:
             if isinstance(place, Path):
-                made = datasets.load_dataset(str(place))
+                made = datasets.load_dataset(str(place), trust_remote_code=False)
                 if set(next(iter(made.values())).features) == {"image"}:
                     # For image folders the loader drops labels that are all the same, which is
                     # the case for an agent that has only one class.
                     options = {"data_dir": str(place), "drop_labels": False}
+                    options |= {"trust_remote_code": False}
                     made = datasets.load_dataset("imagefolder", **options)
                 return made
             try:
-                return datasets.load_dataset(place, config)
+                return datasets.load_dataset(place, config, trust_remote_code=False)
             except RuntimeError as error:
                 if "scripts are no longer supported" not in str(error):
                     raise
                 # The hub keeps the output of such a script as Parquet files next to it.
-                return datasets.load_dataset(place, config, revision="refs/convert/parquet")
+                parquet = "refs/convert/parquet"
+                return datasets.load_dataset(
+                    place, config, revision=parquet, trust_remote_code=False
+                )
     # The libraries below raise a dozen unrelated error types, which all mean "not loadable".
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

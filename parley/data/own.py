@@ -4,6 +4,7 @@ Only the process that hosts an agent opens its data, and the data never leave th
 """
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ from parley.data.samples import Samples, joined
 from parley.data.sources import load_own
 from parley.data.user import from_user
 from parley.errors import BadValue, ParleyError
+
+log = logging.getLogger(__name__)
 
 VALID = "a folder, a hub ID owner/name, or module:function"
 
@@ -45,8 +48,11 @@ def load(
     root: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
+    may_call: bool = True,
 ) -> Own:
     """Opens the data of these agents only (by default, of all with a known location).
+
+    With `may_call`, places may be functions: only where this host itself has named them.
 
     Classes are matched by name to `class_names` or to the option `labels`, so an agent need not
     have all of them. Without either, all agents must have the same classes.
@@ -56,7 +62,13 @@ def load(
         if agent not in places:
             because = f"agent {agent} runs on this host, but the location of its data is not given"
             raise BadValue("data_here", None, f"{agent}=PLACE with {VALID}", because)
-    loaded = [_open(agent, places[agent], like, root, options, tokenizer) for agent in agents]
+    loaded = []
+    for agent in agents:
+        place = str(places[agent])
+        if not may_call and _is_function(place):
+            because = f"agent {agent}'s is a function, and code comes only from the host itself"
+            raise BadValue("partition", place, "a folder or a hub id; or --data-here", because)
+        loaded.append(_open(agent, place, like, root, options, tokenizer))
     given = Options.of(options or {}).labels
     names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
     fixed = bool(names)
@@ -88,23 +100,31 @@ def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None
 
 def _open(
     agent: int,
-    place: str | Path,
+    place: str,
     like: str,
     root: str | Path | None,
     options: Mapping[str, Any] | None,
     tokenizer: str | None,
 ) -> _One:
-    folder = Path(place).expanduser().is_dir()
-    if not folder and re.fullmatch(r"[\w.]+:\w+", str(place)):
-        return _call(agent, str(place))
+    if _is_function(place):
+        return _call(agent, place)
+    folder = _is_folder(place)
     try:
         found = load_own(place, like, root, options, tokenizer)
     except ParleyError as error:
-        if folder or re.fullmatch(r"[\w-]+/[\w.-]+", str(place)):
+        if folder or re.fullmatch(r"[\w-]+/[\w.-]+", place):
             raise
         because = f"agent {agent}'s data cannot be found"
-        raise BadValue("data", str(place), VALID, because) from error
+        raise BadValue("data", place, VALID, because) from error
     return _One(found.train, found.test, found.class_names)
+
+
+def _is_folder(place: str) -> bool:
+    return Path(place).expanduser().is_dir()
+
+
+def _is_function(place: str) -> bool:
+    return re.fullmatch(r"[\w.]+:\w+", place) is not None and not _is_folder(place)
 
 
 def _call(agent: int, place: str) -> _One:
@@ -126,7 +146,10 @@ def _call(agent: int, place: str) -> _One:
     try:
         made = function(agent)
     except Exception as error:  # anything the user's code may raise
-        raise wrong(f"{type(error).__name__}: {error}", "a function that succeeds") from error
+        # Its message may quote the data, and errors are passed on: only this host sees it.
+        log.error("agent %d: %s: %s: %s", agent, place, type(error).__name__, error)
+        because = f"it raised {type(error).__name__}; the log of its host has more"
+        raise wrong(because, "a function that succeeds") from error
     parts = made if isinstance(made, dict) else {"train": made}
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
         found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"

@@ -15,7 +15,6 @@ part). It is obeyed whenever that is possible; when it is not, `Partition.note` 
 """
 
 import heapq
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from parley.errors import BadValue, unknown_name
 from parley.graphs import Topology
+from parley.reading import Unreadable, parse_json, read_text
 
 Indices = NDArray[np.int64]
 
@@ -35,6 +35,7 @@ _STREAM = 4
 # agents need far fewer steps.
 _SEARCH_BUDGET = 200_000
 _DIRICHLET_DRAWS = 100
+_MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -289,8 +290,8 @@ KINDS: dict[str, Kind] = {
     ),
     "classes": Kind(
         "classes:k",
-        "with a whole number k of at least 1",
-        lambda text: _number(text, lambda k: k >= 1, int),
+        f"with a whole number k from 1 to {_MOST_CLASSES}",
+        lambda text: _number(text, lambda k: 1 <= k <= _MOST_CLASSES, int),
         _classes,
     ),
     "file": Kind("file:PATH", "with the path of a JSON file", _path, _file),
@@ -471,11 +472,9 @@ def _read_list(spec: str) -> list[Any]:
     path = Path(spec.removeprefix("file:"))
     valid = "a JSON file: a list with one entry per agent"
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadValue("partition", spec, valid, because=error.strerror or "unreadable") from None
-    except ValueError as error:
-        raise BadValue("partition", spec, valid, because=f"not JSON: {error}") from None
+        entries = parse_json(read_text(path))
+    except Unreadable as error:
+        raise BadValue("partition", spec, valid, because=str(error)) from None
     if not isinstance(entries, list):
         raise BadValue("partition", spec, valid, because=f"it is a {type(entries).__name__}")
     return entries

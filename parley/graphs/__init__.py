@@ -1,6 +1,7 @@
 """Who talks to whom, with which weights, and when."""
 
 from parley.graphs.changing import MATCHINGS, base, matchings, one_peer_exponential, sequence
+from parley.graphs.checks import MOST_AGENTS
 from parley.graphs.families import (
     chain,
     circulant,
@@ -30,6 +31,7 @@ __all__ = [
     "DENSE",
     "EXAMPLES",
     "MATCHINGS",
+    "MOST_AGENTS",
     "Edge",
     "Property",
     "Topology",

@@ -11,7 +11,7 @@ import networkx as nx
 
 from parley.errors import BadValue
 from parley.graphs import sequences
-from parley.graphs.checks import check_agents, digraph
+from parley.graphs.checks import MOST_AGENTS, check_agents, check_edges, digraph
 from parley.graphs.families import first_connected, from_edges
 from parley.graphs.matrices import Edge
 from parley.graphs.topology import Topology
@@ -36,8 +36,10 @@ def base(agents: int, degree: int = 1, *, weights: Weights = "auto") -> Topology
     exact mean for any number of agents."""
     check_agents(agents)
     name = f"base:{degree}"
-    if degree < 1:
-        raise BadValue("topology", name, "base:k with k neighbours, 1 or more")
+    if not 1 <= degree <= MOST_AGENTS:
+        valid = f"base:k with k neighbours, 1 to {MOST_AGENTS}"
+        raise BadValue("topology", name, valid)
+    check_edges(name, agents * min(degree, agents))
     return _sequence(name, agents, sequences.base(agents, degree), weights)
 
 
@@ -50,6 +52,7 @@ def matchings(
     name = "matchings" if rounds == MATCHINGS else f"matchings:{rounds}"
     if rounds < 1:
         raise BadValue("topology", name, "matchings:n with n rounds, 1 or more")
+    check_edges(name, rounds * agents)
     drawn: list[sequences.Round] = []
 
     def draw(source: int) -> list[Edge]:

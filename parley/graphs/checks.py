@@ -34,10 +34,23 @@ def one_way_edge(graph: nx.DiGraph[int]) -> Edge | None:
     return divmod(int(alone.min()), len(graph)) if len(alone) else None
 
 
+MOST_AGENTS = 100_000
+"""Agents of the largest graph."""
+MOST_EDGES = 4_000_000
+"""Edges of the largest graph: a full one of 2,000 agents has as many."""
+
+
 def check_agents(agents: int) -> None:
-    """Refuses fewer than one agent."""
-    if agents < 1:
-        raise BadValue("agents", agents, "1 or more")
+    """Refuses fewer than one agent, and more than can be handled."""
+    if not 1 <= agents <= MOST_AGENTS:
+        raise BadValue("agents", agents, f"a whole number from 1 to {MOST_AGENTS}")
+
+
+def check_edges(name: str, edges: float) -> None:
+    """Refuses a graph with too many edges before any of them is made."""
+    if not edges <= MOST_EDGES:
+        because = f"it would have about {edges:.2g} edges"
+        raise BadValue("topology", name, f"a graph of at most {MOST_EDGES:,} edges", because)
 
 
 def check_connected(name: str, graph: nx.DiGraph[int]) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 from scipy.sparse import csgraph, csr_array
 
 from parley.errors import BadValue, unknown_name
-from parley.graphs.checks import check_agents, check_connected, digraph, on_cycles, one_way_edge
+from parley.graphs.checks import (
+    check_agents,
+    check_connected,
+    check_edges,
+    digraph,
+    on_cycles,
+    one_way_edge,
+)
 from parley.graphs.matrices import Edge, pattern_of_edges
 from parley.graphs.topology import Topology
 from parley.graphs.weights import (
@@ -55,6 +62,7 @@ def torus(agents: int | tuple[int, int], *, weights: Weights = "auto") -> Topolo
         name = "torus"
         rows, columns = torus_shape(agents)
     n = rows * columns
+    check_agents(n)
     right = ((i, i - i % columns + (i + 1) % columns) for i in range(n))
     below = ((i, (i + columns) % n) for i in range(n))
     return _undirected(name, n, [*right, *below], weights)
@@ -88,6 +96,7 @@ def circulant(agents: int, offsets: Sequence[int], *, weights: Weights = "auto")
     name = "circulant:" + ",".join(map(str, offsets))
     if not offsets or not all(0 < offset < agents for offset in offsets):
         raise BadValue("topology", name, f"offsets from 1 to {agents - 1} for {agents} agents")
+    check_edges(name, 2 * agents * len(offsets))
     return _undirected(name, agents, _steps(agents, offsets), weights)
 
 
@@ -113,6 +122,7 @@ def directed_exponential(agents: int, *, weights: Weights = "auto") -> Topology:
 
 def full(agents: int, *, weights: Weights = "auto") -> Topology:
     """Every agent talks to every other: one gossip step computes the exact mean."""
+    check_edges("full", agents * (agents - 1))
     return _undirected("full", agents, ((i, j) for i in range(agents) for j in range(i)), weights)
 
 
@@ -203,6 +213,7 @@ def random_regular(
     name = f"random-regular:{degree}"
     if not 0 <= degree < agents or agents * degree % 2:
         raise BadValue("topology", name, f"a degree below {agents} with agents x degree even")
+    check_edges(name, agents * degree)
 
     def draw(source: int) -> list[Edge]:
         return list(nx.random_regular_graph(degree, agents, seed=source).edges)
@@ -217,6 +228,7 @@ def erdos_renyi(agents: int, p: float, seed: int = 0, *, weights: Weights = "aut
     name = f"erdos-renyi:{p}"
     if not 0 < p <= 1:
         raise BadValue("topology", name, "a probability above 0 and at most 1")
+    check_edges(name, p * agents * (agents - 1))
 
     def draw(source: int) -> list[Edge]:
         # The upper triangle of a random matrix, of which only one row is in memory at a time.

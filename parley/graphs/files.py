@@ -12,10 +12,12 @@ import numpy as np
 from parley.errors import BadValue
 from parley.graphs import sequences
 from parley.graphs.changing import of_phases
+from parley.graphs.checks import check_agents, check_edges
 from parley.graphs.families import from_edges
 from parley.graphs.matrices import Edge, row_of_each
 from parley.graphs.topology import Topology
 from parley.graphs.weights import SCHEMES, Weights
+from parley.reading import Unreadable, read_text
 
 
 def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:
@@ -93,17 +95,16 @@ def _weight_lines(topology: Topology) -> list[str]:
 
 def _read_lines(name: str, path: str | Path) -> list[str]:
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text file"
-        raise BadValue("topology", name, "a readable text file of edges", reason) from None
+        return read_text(Path(path)).splitlines()
+    except Unreadable as error:
+        raise BadValue("topology", name, "a readable text file of edges", str(error)) from None
 
 
 def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float | None]:
     """Edges and their weights from numbered lines."""
     given: dict[Edge, float | None] = {}
     for number, text in lines:
-        edge = re.fullmatch(r"(\d+)(?:\s*(->)\s*|\s+)(\d+)(?:\s+(\S+))?", text)
+        edge = re.fullmatch(r"([0-9]{1,9})(?:\s*(->)\s*|\s+)([0-9]{1,9})(?:\s+(\S+))?", text)
         try:
             if edge is None:
                 raise ValueError("no edge")
@@ -111,9 +112,10 @@ def _read_edges(name: str, lines: Iterable[tuple[int, str]]) -> dict[Edge, float
             if weight is not None and not np.isfinite(weight):
                 raise ValueError("no number")
         except ValueError:
-            raise BadValue(
-                "topology", name, "lines like 0 1, 0 -> 1 or 0 1 0.25", f"line {number}: {text!r}"
-            ) from None
+            # The line is not quoted: the file may not be the one the user meant, and errors
+            # are passed on to other hosts.
+            valid = "lines like 0 1, 0 -> 1 or 0 1 0.25"
+            raise BadValue("topology", name, valid, f"line {number} is not one of them") from None
         j, i = int(edge[1]), int(edge[3])
         for way in [(j, i)] if edge[2] else [(j, i), (i, j)]:
             if given.setdefault(way, weight) != weight:
@@ -132,6 +134,7 @@ def _checked_numbers(name: str, edges: Iterable[Edge]) -> int:
     if missing or not known:
         because = f"no line mentions agent {min(missing)}" if known else "it has no edges"
         raise BadValue("topology", name, "lines that mention every agent, numbered from 0", because)
+    check_agents(len(known))
     return len(known)
 
 
@@ -140,6 +143,7 @@ def schedule_from_file(path: str | Path, *, weights: Weights = "auto") -> Topolo
     name = f"schedule:{path}"
     rounds = [_read_edges(name, lines) for lines in sequences.sections(_read_lines(name, path))]
     agents = _checked_numbers(name, [edge for given in rounds for edge in given])
+    check_edges(name, len(rounds) * agents)
     return of_phases(
         name, [from_edges(name, agents, given, weights, part=True) for given in rounds]
     )

@@ -56,7 +56,7 @@ def stated_agents(spec: str) -> int | None:
     """
     name, _, text = spec.strip().partition(":")
     if name == "spanning-tree":
-        return stated_agents(text)
+        return stated_agents(_read_inner(text)) if text else None
     if name in ("file", "schedule") or (name == "torus" and text):
         return parse(spec).agents
     return NAMED_GRAPHS.get(name)
@@ -89,6 +89,8 @@ def _read_shape(text: str) -> tuple[int, int] | None:
 def _read_inner(text: str) -> str:
     if not text:
         raise ValueError("of which graph?")
+    while text.startswith("spanning-tree:"):  # of a tree: that tree
+        text = text.removeprefix("spanning-tree:")
     return text
 
 

@@ -6,6 +6,9 @@ from torch import nn
 
 from parley.errors import BadValue
 
+WIDEST = 100_000
+"""Hidden units."""
+
 
 def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """One linear layer: with cross-entropy, multinomial logistic regression."""
@@ -14,8 +17,8 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def mlp(input_shape: tuple[int, ...], classes: int, *, hidden: int = 64) -> nn.Module:
     """One hidden layer of `hidden` ReLU units."""
-    if type(hidden) is not int or hidden < 1:
-        raise BadValue("model.hidden", hidden, "a whole number of at least 1")
+    if type(hidden) is not int or not 1 <= hidden <= WIDEST:
+        raise BadValue("model.hidden", hidden, f"a whole number from 1 to {WIDEST}")
     return nn.Sequential(
         nn.Flatten(), nn.Linear(prod(input_shape), hidden), nn.ReLU(), nn.Linear(hidden, classes)
     )

@@ -19,6 +19,8 @@ from parley.errors import BadValue
 
 VOCABULARY = 30_522
 """The size of BERT's uncased vocabulary."""
+MOST = 10_000_000
+"""Tokens, or outputs of a head."""
 
 _EVALUATED_AT_ONCE = 64
 
@@ -163,12 +165,11 @@ def _named(
     outputs: int,
 ) -> nn.Module:
     length = _length(name, input_shape)
-    if type(vocabulary) is not int or vocabulary < 1:
-        raise BadValue("model.vocabulary", vocabulary, "a whole number of at least 1")
-    if type(outputs) is not int or not (outputs == 0 or outputs >= classes):
-        raise BadValue(
-            "model.outputs", outputs, f"0, or at least {classes} (the number of classes)"
-        )
+    if type(vocabulary) is not int or not 1 <= vocabulary <= MOST:
+        raise BadValue("model.vocabulary", vocabulary, f"a whole number from 1 to {MOST}")
+    if type(outputs) is not int or not (outputs == 0 or classes <= outputs <= MOST):
+        valid = f"0, or a whole number from {classes} (the classes) to {MOST}"
+        raise BadValue("model.outputs", outputs, valid)
     if pretrained:
         given = _read_config(name, pretrained, field="model.pretrained")
         for size in _SIZES:
@@ -221,13 +222,18 @@ def _set_dropout(config: Any, dropout: float | None) -> None:
 def _read_config(name: str, source: str, field: str = "model") -> Any:
     transformers = hub.text_library("transformers", field, name)
     return _read(
-        lambda **how: transformers.AutoConfig.from_pretrained(_place(source), **how), field, source
+        lambda **how: transformers.AutoConfig.from_pretrained(
+            _place(source), trust_remote_code=False, **how
+        ),
+        field,
+        source,
     )
 
 
 def _fresh(name: str, config: Any) -> Any:
     transformers = hub.text_library("transformers", "model", name)
-    return transformers.AutoModelForSequenceClassification.from_config(config)
+    make = transformers.AutoModelForSequenceClassification.from_config
+    return make(config, trust_remote_code=False)
 
 
 def _pretrained(name: str, source: str, config: Any) -> Any:
@@ -240,6 +246,7 @@ def _pretrained(name: str, source: str, config: Any) -> Any:
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
             **how,
         ),

@@ -21,8 +21,8 @@ HYPER: Mapping[str, Mapping[str, Any]] = {
     "dpsgd": {"momentum": 0.0},
     "gut": {"momentum": 0.0, "mu": 0.9},
     "qgm": MOMENTUM,
-    "ngc": {"alpha": 1.0} | MOMENTUM,
-    "compngc": {"alpha": 1.0} | MOMENTUM,
+    "ngc": {"alpha": 1.0, **MOMENTUM},
+    "compngc": {"alpha": 1.0, **MOMENTUM},
 }
 """For GUT and QGM as published. For NGC and CompNGC the same momentum: they have not been tuned."""
 GRAPHS = {

@@ -10,6 +10,7 @@ from scipy.spatial import KDTree
 
 from parley.errors import BadValue, ParleyError
 from parley.graphs import Topology, from_graph, parse, torus_shape
+from parley.graphs.checks import check_agents
 
 Positions = npt.NDArray[np.float64]  # [N, 2]
 
@@ -24,22 +25,25 @@ def recorded_graph(options: Mapping[str, Any], agents: Mapping[str, Any] | None)
     """
     if agents is not None:
         try:
+            check_agents(int(options["agents"]))
             made: nx.DiGraph[int] = nx.DiGraph()
             made.add_nodes_from(range(int(options["agents"])))
             made.add_weighted_edges_from((int(j), int(i), float(w)) for j, i, w in agents["edges"])
             if len(made) == options["agents"]:
                 return from_graph(made, name=str(agents["topology"]))
-        except (KeyError, TypeError, ValueError, ParleyError):
+        except (ArithmeticError, LookupError, TypeError, ValueError, ParleyError):
             pass  # damaged: treated as missing
     spec, count = options.get("topology"), options.get("agents")
     if not isinstance(spec, str) or not isinstance(count, int):
         raise ParleyError("its experiment cannot be read")
     if "file:" in spec or "schedule:" in spec:
         # A run may come from elsewhere and name any file on this machine.
-        raise BadValue(
-            "topology", spec, "a graph by name", "graph files named in a run are not opened"
-        )
-    return parse(spec, count, str(options.get("weights", "auto")), int(options.get("seed", 0)))
+        because = "graph files named in a run are not opened"
+        raise BadValue("topology", spec, "a graph by name", because)
+    seed = options.get("seed", 0)
+    if not isinstance(seed, int) or seed < 0:
+        raise ParleyError("its seed cannot be read")
+    return parse(spec, count, str(options.get("weights", "auto")), seed)
 
 
 def layout(topology: Topology) -> Positions:
@@ -50,6 +54,14 @@ def layout(topology: Topology) -> Positions:
     [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0]]
     """
     n = topology.agents
+    try:
+        found = _by_name(topology, n)
+    except (ArithmeticError, ValueError, ParleyError):
+        return circle(n)  # a recorded name that does not fit the graph
+    return found if found.shape == (n, 2) else circle(n)
+
+
+def _by_name(topology: Topology, n: int) -> Positions:
     match topology.name.partition(":")[0]:
         case "ring" | "directed-ring" | "circulant" | "exponential" | "full" | "dyck":
             return circle(n)

@@ -4,9 +4,7 @@
 a gap and a note is better than none. Nothing here needs torch, since the dashboard uses it too.
 """
 
-import json
 import os
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parley.errors import BadValue
+from parley.reading import Unreadable, parse_json, parse_toml, read_text
 from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.training.record import Record, latest_by_epoch, parse_records
 
@@ -117,7 +116,7 @@ def read_run(path: Path) -> RecordedRun:
     if not is_run(path):
         raise BadValue("run", str(path), "the folder of a run", f"it has no {EXPERIMENT}")
     notes: list[str] = []
-    options = _read(path / EXPERIMENT, tomllib.loads, notes) or {}
+    options = _read(path / EXPERIMENT, parse_toml, notes) or {}
     try:
         text = (path / RECORDS).read_bytes() if (path / RECORDS).exists() else b""
     except OSError as error:
@@ -131,11 +130,11 @@ def read_run(path: Path) -> RecordedRun:
     return RecordedRun(
         path=path,
         options=options,
-        environment=_read(path / ENVIRONMENT, json.loads, notes) or {},
+        environment=_read(path / ENVIRONMENT, parse_json, notes) or {},
         records=latest_by_epoch(records),
-        summary=_read(path / SUMMARY, json.loads, notes),
-        agents=_read(path / AGENTS, json.loads, notes),
-        confusion=_read(path / CONFUSION, json.loads, notes),
+        summary=_read(path / SUMMARY, parse_json, notes),
+        agents=_read(path / AGENTS, parse_json, notes),
+        confusion=_read(path / CONFUSION, parse_json, notes),
         notes=notes,
     )
 
@@ -146,11 +145,11 @@ def _read(
     if not path.is_file():
         return None
     try:
-        found = parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = parse(read_text(path))
+    except Unreadable:
         notes.append(f"{path.name} is damaged")
         return None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not found:
         notes.append(f"{path.name} is damaged")
         return None
     return found

@@ -33,6 +33,8 @@ ACCURACIES = {
 }
 SMALL_MULTIPLES = 36
 """Up to this many agents each get their own plot; more become rows of a heat map."""
+LARGEST_MATRIX = 1_000_000
+"""Entries of a confusion matrix that can be drawn."""
 PLACED = 300
 """The most agents for which a graph is drawn."""
 
@@ -245,6 +247,9 @@ def agents_section(groups: Sequence[Group]) -> Section:
         if chart:
             charts.append(chart | {"legend": False})
     values = [v for c in charts for s in c["series"] for v in (*s["y"], *s.get("high", ()))]
+    if not charts:
+        reason = "The records have no accuracies of single agents."
+        return Section(name, title, missing=reason)
     top = min(100.0, max(values) * 1.05)
     for chart in charts:
         # The same scale everywhere, so that charts can be compared at a glance.
@@ -265,13 +270,19 @@ def _agents_map(group: Group) -> Description | None:
     if not rows:
         return None
     rows = rows[:: -(-len(rows) // 60)]
-    values = np.array([_each(r) for r in rows], dtype=float).T * 100  # absent agents: NaN
+    agents = max(len(_each(r)) for r in rows)
+    values = np.full((agents, len(rows)), np.nan)  # absent agents: NaN
+    for column, row in enumerate(rows):
+        for agent, share in enumerate(_each(row)):
+            found = number(share)
+            values[agent, column] = np.nan if found is None else 100 * found
+    last = values[:, -1][~np.isnan(values[:, -1])]
+    end = f", from {last.min():.1f} % to {last.max():.1f} % at the end" if len(last) else ""
     epochs = [f"{float(r['epoch']):g}" for r in rows]
     return {
         "kind": "heat",
         "title": group.label,
-        "about": f"{group.label}: accuracy of {len(values)} agents over epochs, from "
-        f"{np.nanmin(values[:, -1]):.1f} % to {np.nanmax(values[:, -1]):.1f} % at the end.",
+        "about": f"{group.label}: accuracy of {len(values)} agents over epochs{end}.",
         "x": {"name": "epoch", "names": epochs},
         "y": {"name": "agent", "names": [str(a) for a in range(len(values))]},
         "values": [
@@ -317,10 +328,12 @@ def _confusion_chart(
         agent, classes = int(confusion[which]["agent"]), [str(c) for c in confusion["classes"]]
         counts = np.array(confusion[which]["matrix"], dtype=float)
         accuracy = float(confusion[which]["accuracy"])
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
     answers = [*classes, "other"]
     if counts.shape not in ((len(classes), len(classes)), (len(classes), len(answers))):
+        return None
+    if not np.isfinite(counts).all() or counts.size > LARGEST_MATRIX or number(accuracy) is None:
         return None
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     title = f"{group.label}: {which} agent ({agent}), {accuracy:.1%}"
@@ -380,6 +393,6 @@ def _held(agents: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.int64] 
     try:
         held = np.array(agents["held"], dtype=np.int64)
         classes = [str(name) for name in agents["classes"]]
-    except (KeyError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None, []
     return (held, classes) if held.shape == (count, len(classes)) else (None, [])

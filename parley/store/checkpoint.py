@@ -1,17 +1,18 @@
-"""Saving and resuming a run's state: safetensors files, written atomically, checked on reading.
+"""Saving and resuming a run's state: safetensors files, whole and on disk, checked on reading.
 
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 
 Each worker writes the rows of the agents it hosts into
 ``checkpoint/epoch-000012/worker-0.safetensors`` along with the numbers of those agents and edges,
-so that another placement can read what it needs. The two newest epochs are kept.
+so that another placement can read what it needs. The newest `keep` epochs are kept.
 """
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from safetensors.numpy import save_file
 from torch import Tensor
 
 from parley.errors import ParleyError
+from parley.files import make_folder, replacing, sync_folder
+from parley.reading import parse_json
+from parley.store import headers
 from parley.wire.transport import KINDS, Kind, Transport
 
 KEPT = 2
@@ -63,7 +67,7 @@ def newest(run: Path, transport: Transport) -> int:
 
 
 def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
-    """Writes this worker's part, completely or not at all."""
+    """Writes this worker's part, completely or not at all; it is on disk before this returns."""
     tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
@@ -71,26 +75,33 @@ def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[st
     target = folder(run, epoch) / f"worker-{transport.placement.here}.safetensors"
     temporary = target.with_suffix(".partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
-        temporary.replace(target)
+        make_folder(target.parent)
+        with replacing(target, temporary):
+            save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            temporary.unlink()
         raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
 
 
-def prune(run: Path, epoch: int) -> None:
+def size(run: Path, epoch: int) -> int:
+    """Bytes of what this host sees of a checkpoint."""
+    return sum(path.stat().st_size for path in _parts(folder(run, epoch)))
+
+
+def prune(run: Path, epoch: int, kept: int = KEPT) -> None:
     """Removes all but the newest checkpoints; called once every worker has written that epoch's."""
     # Every worker may do this at once, and a fast one may already be writing the next.
-    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-KEPT]:
+    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-kept]:
         shutil.rmtree(path, ignore_errors=True)
 
 
 def drop_after(run: Path, epoch: int) -> None:
     """Removes checkpoints newer than the epoch a run resumes from: incomplete or obsolete."""
-    for _, path in [f for f in _folders(run) if f[0] > epoch]:
+    newer = [path for number, path in _folders(run) if number > epoch]
+    for path in newer:
         shutil.rmtree(path, ignore_errors=True)
+    if newer:
+        # Records are cut next: a checkpoint that came back after a power cut would lack its record.
+        sync_folder(run / "checkpoint")
 
 
 def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
@@ -114,9 +125,9 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
             missing[axis] -= {tuple(key) for key in keys}
         if not any(here for here, _ in rows.values()):
             continue
-        arrays = _arrays(path, header["checks"])
+        arrays = _arrays(path, header)
         for name, target in targets.items():
-            here, there = rows[_axis(name)]
+            here, there = rows[headers.axis_of(name)]
             if "." in name and not any("." in known for known in arrays):
                 why = "it was written by an earlier version of Parley, which kept different state"
                 raise ParleyError(f"checkpoint: {path} cannot be resumed ({why}); start a new run")
@@ -188,10 +199,14 @@ def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
         there = {key[0]: row for row, key in enumerate(header["axes"]["A"]) if key[0] in agents}
         if not there:
             continue
-        arrays = _arrays(path, header["checks"])
-        rows |= {agent: torch.from_numpy(arrays["x_AD"][row]) for agent, row in there.items()}
-        for kind, counts in sent.items():
-            counts |= {agent: int(arrays[f"sent_{kind}_A"][row]) for agent, row in there.items()}
+        arrays = _arrays(path, header)
+        with _damage_named(path):
+            rows |= {agent: torch.from_numpy(arrays["x_AD"][row]) for agent, row in there.items()}
+            for kind, counts in sent.items():
+                of_kind = arrays[f"sent_{kind}_A"]
+                counts |= {agent: int(of_kind[row]) for agent, row in there.items()}
+            if len({(row.shape, row.dtype) for row in rows.values()}) > 1:
+                raise ValueError("its models differ in size from those of another worker")
         about["seconds"] = max(about["seconds"], header["about"]["seconds"])
         about["samples"] += header["about"]["samples"] * len(there) / len(header["axes"]["A"])
     if set(rows) != set(agents):
@@ -203,7 +218,9 @@ def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
 def _folders(run: Path) -> list[tuple[int, Path]]:
     """The folder of each epoch, whatever is in it, newest last."""
     found = ((path.name.removeprefix("epoch-"), path) for path in run.glob("checkpoint/epoch-*"))
-    return sorted((int(number), path) for number, path in found if number.isdigit())
+    return sorted(
+        (int(number), path) for number, path in found if re.fullmatch("[0-9]{1,9}", number)
+    )
 
 
 def _parts(path: Path) -> list[Path]:
@@ -224,13 +241,8 @@ def _axes(transport: Transport) -> dict[str, list[list[int]]]:
     return {"A": [[a] for a in transport.placement.hosted], "I": incoming, "O": outgoing}
 
 
-def _axis(field: str) -> str:
-    """The first axis of a field, which identifies its rows: A for ``x_AD``."""
-    return field.rpartition("_")[2][0]
-
-
 def _array(name: str, value: Tensor) -> "np.ndarray[Any, Any]":
-    if _axis(name) not in ("A", "I", "O") or "_" not in name:
+    if headers.axis_of(name) not in headers.AXES:
         raise TypeError(
             f"{name}: the name of a state's field must end in its axes, like x_AD or e_ID"
         )
@@ -247,16 +259,20 @@ def _header(path: Path) -> dict[str, Any]:
         metadata = file.metadata()
         if str(zlib.crc32(metadata["parley"].encode())) != metadata["check"]:
             raise ValueError("its header does not match its checksum")
-        header: dict[str, Any] = json.loads(metadata["parley"])
-        return header
+        return headers.checked(parse_json(metadata["parley"]))
 
 
-def _arrays(path: Path, checks: dict[str, int]) -> dict[str, "np.ndarray[Any, Any]"]:
+def _arrays(path: Path, header: dict[str, Any]) -> dict[str, "np.ndarray[Any, Any]"]:
+    checks, axes = header["checks"], header["axes"]
     with _damage_named(path), safe_open(path, "np") as file:
         arrays = {name: file.get_tensor(name) for name in checks}
         for name, array in arrays.items():
             if _check(array) != checks[name]:
                 raise ValueError(f"{name} does not match its checksum")
+            if array.ndim < 1 or len(array) != len(axes[headers.axis_of(name)]):
+                raise ValueError(f"{name} does not have a row for each of its axis")
+            if array.dtype.kind not in "fiu":
+                raise ValueError(f"{name} does not hold numbers")
         return arrays
 
 
@@ -264,7 +280,7 @@ def _arrays(path: Path, checks: dict[str, int]) -> dict[str, "np.ndarray[Any, An
 def _damage_named(path: Path) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, ArithmeticError, OSError) as error:
         raise ParleyError(
             f"checkpoint: {path} is damaged ({error}); remove {path.parent} "
             "to continue from the checkpoint before it"

@@ -12,6 +12,7 @@ from parley import graphs as topologies
 from parley.errors import BadValue
 from parley.experiment import Experiment, path_in
 from parley.graphs import Topology
+from parley.reading import Unreadable, read_text
 from parley.store.folder import GRAPH, LINKS, PARTITION
 
 
@@ -65,7 +66,6 @@ def _with_whole_paths(text: str) -> str:
 
 def _read(field: str, path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise BadValue(field, f"file:{path}", "a readable file", reason) from None
+        return read_text(Path(path))
+    except Unreadable as error:
+        raise BadValue(field, f"file:{path}", "a readable file", str(error)) from None

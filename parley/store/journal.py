@@ -2,18 +2,19 @@
 
 import logging
 import uuid
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.store import checkpoint
 from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
-from parley.store.status import held, is_held
+from parley.store.lock import Hold
 from parley.training.events import EpochDone
 from parley.training.record import EACH_AGENT, Record
 from parley.training.run import Run
@@ -21,14 +22,26 @@ from parley.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 
+LARGE = 1e9
+"""Bytes of a checkpoint above which the user is warned."""
+Count = Annotated[int, Field(ge=0, le=1 << 48)]
+"""Of epochs, samples and the like, as another worker may say it."""
+
+
+@with_config({"extra": "allow"})
+class Written(TypedDict):
+    """A record as another worker says it: only its epoch is certain."""
+
+    epoch: Count
+
 
 class Board(Protocol):
     """Where the workers of a run exchange information: a `Noticeboard`."""
 
     rank: int
 
-    def share(self, what: str, value: Any) -> list[Any]:
-        """Every worker's value for something."""
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        """What every worker has to say about something of this kind."""
         ...
 
 
@@ -39,56 +52,42 @@ class Journal:
     records, so that every host has all of them.
     """
 
-    def __init__(self, out: Path | None, board: Board) -> None:
-        self.out = out
-        self.folder = RunFolder(out) if out else None
+    def __init__(self, hold: Hold | None, board: Board) -> None:
+        """`hold` is this process's hold on the folder; without one, nothing is kept."""
+        self.hold = hold
+        self.out = hold.folder if hold else None
+        self.folder = RunFolder(hold.folder) if hold else None
         self.board = board
         self.keeper = False
-        self.locked = False
-        """Whether this process holds the folder's lock."""
         self.records: list[Record] = []
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
-        self._holding = ExitStack()
+        self._warned = False
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def locked(self) -> bool:
+        """Whether the folder is held for this run."""
+        return self.hold is not None and self.hold.locked
 
-    def __exit__(self, *_: object) -> None:
-        self._holding.close()
-
-    def open(self, run: Enclosed, resume: bool, first: bool = True) -> None:
-        """Creates the folder, or checks that it holds this experiment and that no other process is
-        using it; not so after the `first` time, when that may be a worker of this run that hangs.
-        """
-        mark = self.board.share("folder", uuid.uuid4().hex)[0]
-        if self.folder is None:
+    def open(self, run: Enclosed, resume: bool) -> None:
+        """Creates the folder, or checks that it holds this experiment."""
+        mark = self.board.share("folder", uuid.uuid4().hex, str)[0]
+        if self.folder is None or self.hold is None:
             return
         self.folder.check(run.experiment, resume, run.files)
-        if first and is_held(self.folder.path):
-            raise self._taken()
-        self.board.share("check", True)  # no worker writes to a folder that was refused
+        self.board.share("check", True, bool)  # nobody writes into a folder that has been refused
         marks = self.folder.path / f"{EXPERIMENT}.{mark}"
         own = marks.with_name(f"{marks.name}-{self.board.rank:06d}.partial")
         self.folder.touch(own)
-        self.board.share("mark", True)
+        self.board.share("mark", True, bool)
         self.keeper = min(own.parent.glob(f"{marks.name}-*")) == own
-        self.board.share("look", True)
+        self.board.share("look", True, bool)
         own.unlink(missing_ok=True)
         if self.keeper:
-            # Before anything is read, and to the end.
-            self.locked = self._holding.enter_context(held(self.folder.path))
-            if first and not self.locked and is_held(self.folder.path):
-                raise self._taken()
-            self.folder.check(run.experiment, resume, run.files)
+            self.hold.retake()  # in a later generation, whoever had it may have died
+            self.folder.extend(run.experiment)
             self.folder.create(run.experiment, run.files)
-        self.board.share("create", True)
-
-    def _taken(self) -> ParleyError:
-        return ParleyError(
-            f"out: another process is using {self.out}; wait for it, stop it, "
-            "or choose another folder"
-        )
+        self.board.share("create", True, bool)
 
     def restore(self, run: Run) -> None:
         """Goes back to the newest checkpoint that every worker has."""
@@ -97,9 +96,10 @@ class Journal:
         path, transport = self.folder.path, run.transport
         records = self.folder.records() if self.keeper else []
         self.epoch = checkpoint.newest(path, transport)
-        newer = max(self.board.share("epochs", max(checkpoint.epochs_present(path), default=0)))
-        if newer > self.epoch + 1:
-            # Workers write at most one epoch apart, unless some continued without others.
+        own = max(checkpoint.epochs_present(path), default=0)
+        newer = max(self.board.share("epochs", own, Count))
+        if newer > self.epoch + run.experiment.checkpoint_every:
+            # Workers write at most one checkpoint apart, unless some continued without others.
             raise ParleyError(
                 f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last "
                 "that all have; with --on-failure heal each continues from its own checkpoint"
@@ -109,12 +109,17 @@ class Journal:
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
+        records = [r for r in records if r["epoch"] <= self.epoch]
+        if run.experiment.epochs > self.epoch and not run.stop.reason(records):
+            # The last epoch of a run that now goes on for longer was measured for being the last.
+            records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
         if self.keeper:
             records = self.folder.rewind(records, self.epoch)
         # The first worker may be on a different host now, so all get the records of any keeper.
-        self.records = max(self.board.share("records", records), key=len)
+        self.records = longest(self.board, records)
         if self.keeper and len(records) < len(self.records):
             self.folder.rewind(self.records, self.epoch)
+        run.records = list(self.records)
         meet(transport)
 
     def save(self, run: Run, event: EpochDone) -> None:
@@ -128,12 +133,22 @@ class Journal:
             return
         if self.keeper and event.record:
             self.folder.append(event.record)
-        path = self.folder.path
+        path, how = self.folder.path, run.experiment
+        if event.epoch % how.checkpoint_every and not run.is_over:
+            return
         checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
         meet(run.transport)
         log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
-        checkpoint.prune(path, event.epoch)
+        checkpoint.prune(path, event.epoch, how.keep)
+        size = checkpoint.size(path, event.epoch)
+        if self.keeper and size > LARGE and not self._warned:
+            self._warned = True
+            log.warning(
+                "checkpoints are large: %.1f GB each, and %d are kept in %s; --checkpoint-every "
+                "writes them less often, --keep 1 keeps only the newest",
+                *(size / 1e9, how.keep, path),
+            )
 
     def note(self, event: dict[str, Any]) -> None:
         """Records a change in who takes part."""
@@ -157,7 +172,10 @@ class Journal:
 
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
         """The summary, written where records are kept."""
-        summary = summarise(run.experiment, self.last(run), self.out)
+        summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
+        hosted = run.transport.placement.numbers or range(run.experiment.agents)
+        if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:
+            summary["agents_absent"] = absent
         if self.folder and self.keeper:
             self.folder.write_once(CONFUSION, confusion)
             self.folder.finish(summary)
@@ -173,12 +191,24 @@ class Journal:
         )
 
 
+def longest(board: Board, records: list[Record]) -> list[Record]:
+    """The records of whoever has most, which nobody else need say."""
+    counts = board.share("number of records", len(records), Count)
+    most = counts.index(max(counts))
+    found: list[Record] = board.share(
+        "records", records if board.rank == most else [], list[Written]
+    )[most]
+    return found
+
+
 def meet(transport: Transport) -> None:
     """Waits until every worker has reached this point."""
     transport.sum(torch.zeros(1))
 
 
-def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
+def summarise(
+    experiment: Experiment, last: Record, out: Path | None, stopped: str = ""
+) -> dict[str, Any]:
     """The last record and what was run, as one flat object."""
     return {
         "algorithm": experiment.algorithm.name,
@@ -189,7 +219,8 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "topology": experiment.topology,
         "partition": experiment.partition,
         "seed": experiment.seed,
-        "epochs": experiment.epochs,
+        "epochs": last["epoch"],
+        **({"stopped": stopped} if stopped else {}),
         **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
         "out": str(out) if out else None,
     }

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -53,14 +53,18 @@ def mark_stopped(folder: Path) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process on this machine is working on the folder's run; changes nothing."""
-    path = folder / LOCK
+    """Whether some process on this machine is at work on the folder's run; changes nothing."""
+    return any(is_locked(path) for path in (folder / LOCK, *folder.glob(f"{LOCK}-*")))
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process on this machine holds this lock; changes nothing."""
     if not path.is_file():
         return False
     try:
         import fcntl
-    except ImportError:  # Windows, where checking means holding it briefly
-        with held(folder, patience=0) as free:
+    except ImportError:  # Windows, where a look is a short hold
+        with locking(path, patience=0) as free:
             return not free
     try:
         with path.open("rb") as file:
@@ -72,11 +76,16 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+def held(folder: Path) -> AbstractContextManager[bool]:
+    """Holds the folder's lock; whether it could be had."""
+    return locking(folder / LOCK)
+
+
 @contextmanager
-def held(folder: Path, patience: float = 0.2) -> Iterator[bool]:
-    """Holds the folder's lock; yields whether it could be acquired. Waits a moment, since another
-    process may just be checking it."""
-    lock = FileLock(folder / LOCK, thread_local=False)
+def locking(path: Path, patience: float = 0.2) -> Iterator[bool]:
+    """Holds a lock; whether it could be had. Somebody may just be looking, so it is waited for a
+    moment."""
+    lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)
     except (Timeout, OSError, NotImplementedError):

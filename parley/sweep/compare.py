@@ -99,7 +99,8 @@ def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list
                 raise
             fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
             alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
-            raise (error.saying(f"{error}; for some alone: {alone}") if fit else error) from None
+            words = f"{error}; to use it only where it exists: {alone}" if fit else str(error)
+            raise error.saying(words) from None
     return made
 
 
@@ -246,6 +247,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 def _problem_of(experiment: Experiment) -> str:
     """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
+    apart |= {"gamma_decay", "stop_when", "checkpoint_every", "keep"}
     return experiment.model_dump_json(exclude=apart)
 
 
@@ -258,7 +260,7 @@ REMEDIES = {
 
 def check_graph(experiment: Experiment) -> None:
     """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
-    topology = run.topology_of(experiment)  # a graph that nobody could use has no remedy
+    topology = run.topology_of(experiment)  # a graph that no method could use has no remedy
     try:
         experiment.algorithm.check(topology)
     except BadValue as error:
@@ -293,6 +295,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
         row |= {"epochs": first.epochs, "seeds": len(runs)}
+        row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
             values = [found for end in ends if (found := value(end, key)) is not None]
@@ -311,10 +314,15 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """One line per method."""
+    """One line per method; with the momentum of each where they are not all the same."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
-    return Table(headings, [_cells(row) for row in made])
+    cells = [_cells(row) for row in made]
+    momenta = [row.get("momentum", "none") for row in made]
+    if len(set(momenta)) > 1:
+        headings.append("momentum")
+        cells = [[*line, momentum] for line, momentum in zip(cells, momenta, strict=True)]
+    return Table(headings, cells)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -16,8 +16,9 @@ import tomli_w
 
 from parley.algorithms import Algorithm
 from parley.errors import BadValue
-from parley.experiment import Experiment, anchored, read_toml
+from parley.experiment import Experiment, anchored
 from parley.files import write_atomically
+from parley.reading import SMALL, Unreadable, parse_toml, read_text
 from parley.results.table import Table
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
@@ -155,9 +156,9 @@ def read(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Settings by partition and method, as `write` left them."""
     valid = "a tuned.toml written by parley tune"
     try:
-        found = read_toml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise BadValue("tuned", str(path), valid, error.strerror or "unreadable") from None
+        found = parse_toml(read_text(path, SMALL))
+    except Unreadable as error:
+        raise BadValue("tuned", str(path), valid, str(error)) from None
     if not all(
         isinstance(of, Mapping) and all(isinstance(s, Mapping) for s in of.values())
         for of in found.values()

@@ -26,6 +26,8 @@ class Record(TypedDict, total=False):
     """Test samples that every model was evaluated on."""
     test_samples_absent: int
     """Test samples that are missing because their hosts are; only if there are any."""
+    suspicious_messages: int
+    """Messages so far that no honest agent would have sent; only if there are any."""
     loss: float
     """Test loss of the averaged model."""
     loss_train: float
@@ -63,6 +65,9 @@ class Record(TypedDict, total=False):
     peak_memory_mb: float
     """Peak memory of all worker processes together."""
 
+
+LARGEST = 1e150
+"""The largest number that counts as one: squares of it are still finite."""
 
 EACH_AGENT = ("accuracy_agents", "distance_agents")
 """Fields of a record that are lists with one value per agent."""
@@ -119,7 +124,7 @@ def latest_by_epoch(records: Sequence[Record]) -> list[Record]:
 
 
 def number(found: object) -> float | None:
-    """A finite number as a float; None for anything else.
+    """A finite number as a float; None for anything else, and for what cannot be averaged.
 
     >>> number(1), number(True), number(float("inf")), number(10**400), number("1")
     (1.0, None, None, None, None)
@@ -127,7 +132,7 @@ def number(found: object) -> float | None:
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
     try:
-        return float(found) if math.isfinite(found) else None
+        return float(found) if math.isfinite(found) and abs(found) <= LARGEST else None
     except OverflowError:
         return None
 

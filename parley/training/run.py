@@ -27,14 +27,17 @@ from parley.compute.threads import usable_cores
 from parley.data import Batches, Samples, Transform, own
 from parley.data import partition as partitions
 from parley.errors import BadValue, Diverged
-from parley.experiment import Experiment
+from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
-from parley.schedule import parse_decay
+from parley.schedule import Own
+from parley.stopping import Callbacks, parse_stop
 from parley.training import metrics
 from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.pace import Pace
 from parley.training.record import Record
 from parley.wire import clock as links
+from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,10 @@ class Problem:
     """Whether every process has the whole test set, or only that of its own agents."""
     data_are_own: bool = False
     """Whether the training data belong to the hosts, which tell others nothing about them."""
+    lr_decay: Own | None = None
+    """How the learning rate changes, if a Python function says so."""
+    gamma_decay: Own | None = None
+    """The same for the averaging rate."""
 
 
 def builder(
@@ -93,6 +100,7 @@ def problem(
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     options = experiment.data_options
     places = places or None
+    may_call = places is not None
     if OWN in (experiment.data, experiment.partition):
         places = places or {}
     elif places:
@@ -120,7 +128,8 @@ def problem(
     note = ""
     if places is not None:
         like, root = experiment.data, experiment.data_root
-        found = own.load(places, hosted, source.class_names, like, root, options, tokenizer)
+        names = source.class_names
+        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
         # No agent trains on the common samples, held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
@@ -147,10 +156,6 @@ def share_of_test(test: Samples, experiment: Experiment) -> Samples:
     if experiment.test_fraction == 1 or not len(test):
         return test
     return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
-
-
-OWN = "own"
-"""As `data` or `partition`: each agent's host says where its data are."""
 
 
 def _own_problem(
@@ -196,6 +201,11 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
     return Task(model, problem.loss, dtype, device)
 
 
+def _present(values_N: Tensor) -> Tensor:
+    """Without what is not there."""
+    return values_N[~values_N.isnan()] if bool(values_N.isnan().any()) else values_N
+
+
 class Losses(NamedTuple):
     """The losses of the hosted agents in one step."""
 
@@ -230,8 +240,9 @@ class Run:
         task: Task | None = None,
         steps_per_epoch: int | None = None,
         test_samples: int | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
-        """If some agents are absent, the last two arguments are the values with all of them."""
+        """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
@@ -255,6 +266,10 @@ class Run:
                 )
             clock = links.parse(experiment.links, problem.topology, experiment.seed)
             self.transport = transport = transport.timed(clock)
+        if len(placement.agents) < placement.topology.agents:
+            self.transport = transport = transport.guarded(
+                Guard(self.task.dtype, experiment.suspicious)
+            )
         self._try_model(problem)
         self.engine = self._choose_engine()
         self.meter = Meter()
@@ -267,7 +282,13 @@ class Run:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
             steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
         self.steps_per_epoch = steps_per_epoch
-        self.decay = parse_decay(experiment.lr_decay)
+        self.pace = Pace(experiment, steps_per_epoch, problem.lr_decay, problem.gamma_decay)
+        self.callbacks = callbacks or Callbacks()
+        self.stop = parse_stop(experiment.stop_when)
+        self.stopped = ""
+        """Why the run ends before its last epoch, if it does."""
+        self.records: list[Record] = []
+        """All so far, of this process or before."""
 
         # Every agent starts from the same weights, whatever its own process initialised.
         x_D = transport.broadcast(self.task.start(), self._start_agent())
@@ -331,8 +352,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of steps in the whole run."""
-        return self.experiment.epochs * self.steps_per_epoch
+        """The number of steps in the whole run, unless something ends it early."""
+        return self.pace.end_of(self.experiment.epochs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return bool(self.stopped) or self.epoch >= self.experiment.epochs
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state."""
@@ -345,7 +371,7 @@ class Run:
         """Continues from a checkpoint."""
         self.state = state
         self.epoch, self.seconds = about["epoch"], about["seconds"]
-        self.step = about.get("step", self.epoch * self.steps_per_epoch)
+        self.step = about.get("step", self.pace.end_of(self.epoch))
         self._earlier_samples = about["samples"]
         if self.transport.clock is not None and "clock" in about:
             self.transport.clock.restore(about["clock"])
@@ -356,12 +382,14 @@ class Run:
         """Trains to the end; yields after every step and every epoch."""
         experiment = self.experiment
         yield Started(self.task.size, self.note)
-        while self.epoch < experiment.epochs:
-            lr = experiment.lr * self.decay(self.epoch, experiment.epochs)
-            while self.step < (self.epoch + 1) * self.steps_per_epoch:
+        if self.records and self.records[-1]["epoch"] == self.epoch:
+            self.stopped = self.stop.reason(self.records)
+        while not self.is_over:
+            while self.step < self.pace.end_of(self.epoch + 1):
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
-                self.state, loss_A, active_A = self.algorithm.step(self.state, hood, batch, lr)
+                algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
+                self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
                 losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
                 self._loss = losses.mean(self._loss)
@@ -372,13 +400,28 @@ class Run:
                     self.transport.clock.compute(seconds / len(hood.agents))
                 yield StepDone(self.step, self.steps, self._loss)
             self.epoch += 1
-            due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
-            record = self.record(lr) if due else None
+            self.stopped = self._asked("on_epoch", self.epoch)
+            due = self.epoch % experiment.evaluate_every == 0 or self.is_over
+            record = self.record(self.pace.lr(self.step - 1)) if due else None
             if record is not None:
                 self._check_record(record)
+                self.records.append(record)
+                asked = self._asked("on_record", record)
+                self.stopped = self.stopped or asked or self.stop.reason(self.records)
+            self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
-            self.losses.clear()
+            if self.step < self.pace.end_of(
+                self.epoch + 1
+            ):  # else the next has no steps of its own
+                self.losses.clear()
+
+    def _asked(self, name: str, what: object) -> str:
+        """Asks a callback; what one worker hears, all do."""
+        if (callback := getattr(self.callbacks, name)) is None:
+            return ""
+        answer = torch.tensor(float(callback(what) is True), dtype=torch.float64)
+        return f"{name} said so" if float(self.transport.sum(answer)) else ""
 
     def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):
@@ -393,30 +436,50 @@ class Run:
         bad = torch.nonzero(~torch.isfinite(self.state.x_AD).all(1)).flatten()
         if len(bad):
             what = f"model: not finite at agent {self.hood.agents[int(bad[0])]}"
-            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+            raise self._diverged(what, self.step)
 
     def _check_losses(self, loss_N: Tensor) -> None:
         for agent in torch.nonzero(~torch.isfinite(loss_N)).flatten()[:1]:
             number = self.transport.placement.number(int(agent))
             what = f"loss: {float(loss_N[agent])} at agent {number}"
-            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+            raise self._diverged(what, self.step)
 
     def _check_record(self, record: Record) -> None:
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
                 what = f"{name}: {value} over all agents"
-                raise self._diverged(what, self.epoch * self.steps_per_epoch)
+                raise self._diverged(what, self.step)
 
     def _diverged(self, what: str, step: int) -> Diverged:
         remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
+        if (guard := self.transport.guard) is not None and guard.first:
+            remedy = f"training has diverged after {guard.first}"
         epoch = -(-step // self.steps_per_epoch)
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
+
+    def _reported(self, what: str, values_N: Tensor, most: float = math.inf) -> Tensor:
+        """What agents have reported; NaN for what cannot be, whose sender is named."""
+        bad_N = ~((values_N >= 0) & (values_N <= most))
+        placement, guard = self.transport.placement, self.transport.guard
+        if guard is None or not bool(bad_N.any()):
+            return values_N
+        for agent in bad_N.nonzero().flatten().tolist():
+            words = f"reported {what} of {float(values_N[agent]):.6g}"
+            worker = placement.worker_of[agent]
+            guard.report(placement.number(agent), worker, self.step - 1, words)
+        return values_N.double().masked_fill(bad_N, math.nan)
 
     def _by_agent(self, values: list[float]) -> list[float | None]:
         """In the order of the experiment's agents, with None for absent ones."""
         numbers = self.transport.placement.numbers or range(len(values))
-        present = dict(zip(numbers, values, strict=True))
+        known = [None if math.isnan(value) else value for value in values]
+        present = dict(zip(numbers, known, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
+
+    def _suspicious(self) -> int:
+        """Suspicious messages so far, at all workers."""
+        guard = self.transport.guard
+        return int(self.transport.sum(torch.tensor(guard.counts.total()))) if guard else 0
 
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
@@ -425,43 +488,51 @@ class Run:
         mean_D = metrics.mean_model(x_AD, transport)
         loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
         self._check_losses(loss_N)
+        own_N = self._reported("an accuracy", own_N, 1.0)
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
         gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
+        gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
+        present_N = _present(own_N)
         mean = self.test.score(mean_D)
+        distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
         trained = transport.gather(trained_A2).sum(0)
-        sent = {k: transport.gather(v).double().mean() for k, v in transport.sent.items()}
+        sent = {
+            kind: _present(self._reported("bytes", transport.gather(value)).double()).mean()
+            for kind, value in transport.sent.items()
+        }
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
             "epoch": self.epoch,
-            "step": self.epoch * self.steps_per_epoch,
+            "step": self.step,
             "lr": lr,
             "test_samples": self.test.count,
             "loss": mean.loss,
             "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
-            "accuracy_own": float(own_N.mean()),
-            "accuracy_own_min": float(own_N.min()),
-            "accuracy_own_max": float(own_N.max()),
+            "accuracy_own": float(present_N.mean()),
+            "accuracy_own_min": float(present_N.min()),
+            "accuracy_own_max": float(present_N.max()),
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
-            "distance_agents": self._by_agent(
-                [float(f"{d:.6g}") for d in metrics.distances(x_AD, mean_D, transport).tolist()]
-            ),
+            "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
+        if suspicious := self._suspicious():
+            record["suspicious_messages"] = suspicious
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
-            batch = self.batches.at(self.epoch * self.steps_per_epoch)
+            batch = self.batches.at(self.step)
             norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
-        seconds = float(transport.gather(torch.full((len(x_AD),), self.seconds).double()).max())
+        each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())
+        seconds = float(_present(self._reported("seconds", each_N)).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
         if transport.clock is not None:

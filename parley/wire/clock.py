@@ -26,7 +26,7 @@ at the same time. Losses do not change what is learned: messages arrive eventual
 Everything random follows from (seed, edge, step).
 """
 
-import tomllib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,9 +37,19 @@ from numpy.typing import NDArray
 
 from parley.errors import BadValue, unknown_name
 from parley.graphs import Topology
+from parley.reading import SMALL, Unreadable, parse_toml, read_text
 
 # Streams of random numbers: default_rng([seed, stream, ...]).
 _EDGES, _LOSSES = 21, 22
+# From and to: seconds, bits a second, shares; far beyond any network.
+_LIMITS = {
+    "delay": (0.0, 1e6),
+    "bandwidth": (1.0, 1e15),
+    "drop": (0.0, 1.0),
+    "resend": (0.0, 1e6),
+    "spread": (0.0, 10.0),
+    "uplink": (1.0, 1e15),
+}
 _TRIES = 100  # attempts after which a message counts as arrived, however bad the link
 
 
@@ -67,10 +77,10 @@ class Link:
             if name not in names:
                 raise unknown_name("links", name, names)
             made[name] = number = _number(name, value)
-            most = 1.0 if name == "drop" else float("inf")
-            least = np.nextafter(0, 1) if name in ("bandwidth", "uplink") else 0.0
-            if not least <= number or number > most or (name == "drop" and number == 1):
-                valid = "from 0 to below 1" if name == "drop" else "a number above 0"
+            least, most = _LIMITS[name]
+            if not least <= number <= most or (name == "drop" and number == 1):
+                valid = f"a number from {least:g} to {most:g}"
+                valid = "from 0 to below 1" if name == "drop" else valid
                 raise BadValue(f"links.{name}", value, valid)
         return replace(base or cls(), **made)
 
@@ -188,7 +198,7 @@ def parse(spec: str, topology: Topology, seed: int) -> Clock:
             if not (name and equals and value):
                 raise BadValue("links", spec, "delay=0.05,bandwidth=10M,drop=0.01 or file:PATH")
             values[name.strip()] = value.strip()
-    common = Link.of(values)
+    common = _link(values, spec)
     graphs = topology.phases or (topology,)
     known = {edge for graph in graphs for edge in graph.edges}
     known |= {(i, j) for j, i in known}  # replies go back along the same edges
@@ -201,19 +211,36 @@ def parse(spec: str, topology: Topology, seed: int) -> Clock:
                 common, delay=common.delay * slow, bandwidth=common.bandwidth / narrow
             )
     for name, table in own.items():
-        ends = name.split("-")
-        if len(ends) != 2 or not all(end.isdecimal() for end in ends):
-            raise BadValue("links", name, 'edges named as "0-1"')
-        edge = int(ends[0]), int(ends[1])
+        ends = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", name)
+        if ends is None:
+            raise BadValue("links", spec, 'edges named as "0-1"', "one of its edges is not")
+        edge = int(ends[1]), int(ends[2])
         if edge not in known:
-            raise BadValue("links", name, "edges of the graph", f"{topology.name} has no such edge")
-        edges[edge] = Link.of(table, edges.get(edge, common))
+            because = f"{topology.name} has no edge {name}"
+            raise BadValue("links", spec, "edges of the graph", because)
+        edges[edge] = _link(table, spec, edges.get(edge, common))
     return Clock(common, edges, topology.agents, seed)
+
+
+def _link(values: Mapping[str, Any], spec: str, base: Link | None = None) -> Link:
+    """As `Link.of`; what is wrong with a file is said without quoting it."""
+    try:
+        return Link.of(values, base)
+    except BadValue as error:
+        if not spec.startswith("file:"):
+            raise
+        name = error.field.partition(".")[2]
+        because = f"a {name} in it is out of range or no number" if name else "it has another name"
+        raise BadValue("links", spec, f"{', '.join(_LIMITS)} and edges", because) from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = parse_toml(read_text(path, SMALL))
+    except Unreadable as error:
         raise BadValue("links", f"file:{path}", "a TOML file", str(error)) from None
-    return table, table.pop("edges", {})
+    edges = table.pop("edges", {})
+    if not isinstance(edges, dict) or not all(isinstance(of, dict) for of in edges.values()):
+        valid = 'a table of tables for edges, as in [edges."0-1"]'
+        raise BadValue("links", f"file:{path}", valid, "its edges are something else")
+    return table, edges

@@ -7,6 +7,7 @@ Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from torch import Tensor
 
 from parley.errors import ParleyError
 from parley.graphs import Edge
+from parley.wire import direct
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
-from parley.wire.edges import Route
+from parley.wire.edges import Route, index
+from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import Placement
 from parley.wire.transport import (
     HEADER,
@@ -39,17 +42,20 @@ class _Transfer:
 
     def __init__(
         self,
-        requests: Sequence[tuple[Sequence[int], dist.Work]],
+        requests: Sequence[direct.Request],
         inbox: Tensor,
         expected: Tensor,
         sent: Tensor,
         order: Tensor | None = None,
+        inspect: Callable[[Tensor], None] | None = None,
     ) -> None:
+        """`inspect` sees the messages once they have arrived, before anyone uses them."""
         self._requests = list(requests)
         self._inbox_RB = inbox
         self._expected = expected
         self._sent = sent  # has to stay until it is sent
         self._order = order
+        self._inspect = inspect
 
     @property
     def done(self) -> bool:
@@ -59,11 +65,11 @@ class _Transfer:
     def wait(self) -> Tensor:
         """What arrived, ``uint8[R, B]``, once everything has arrived and been sent."""
         if self._requests:
-            for workers, request in self._requests:
-                with _reaching(*workers):
-                    request.wait()
+            _finish(self._requests)
             self._requests = []
             _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+            if self._inspect is not None and len(self._inbox_RB):
+                self._inspect(self._inbox_RB[:, HEADER.itemsize :])
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
         return wire_RB if self._order is None else select(wire_RB, self._order)
 
@@ -75,8 +81,10 @@ class Processes(Transport):
     """Whether to do something else while messages are in transit; otherwise each is waited for
     where it is sent."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
-        super().__init__(placement, clock)
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
+        super().__init__(placement, clock, guard)
         if placement.workers != dist.get_world_size():
             raise ParleyError(
                 f"workers: {placement.workers} are needed, {dist.get_world_size()} were started"
@@ -88,8 +96,10 @@ class Processes(Transport):
         # Gloo moves memory of the CPU; NCCL that of the GPU.
         self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
         self._out = _Parcels(self.edges.out)
-        self._back_of = [_Parcels(route) for route in self.edges.back_of]
-        self._back_to_others_of = [_Parcels(route) for route in self.edges.back_to_others_of]
+        self._back_of = [_Parcels(route, reply=True) for route in self.edges.back_of]
+        self._back_to_others_of = [
+            _Parcels(route, reply=True) for route in self.edges.back_to_others_of
+        ]
         self._under_way: list[_Transfer] = []
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
@@ -158,15 +168,43 @@ class Processes(Transport):
             receipts = [dist.P2POp(dist.irecv, inbox[part], peer) for peer, part in route.of]
             # Gloo tells a sender that its message is awaited on the connection that also carries
             # this worker's message, behind which it would queue: the directions would take turns.
-            works = dist.batch_isend_irecv(receipts + sends)
-        # Gloo makes one request per message, NCCL one for all.
-        each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
-        requests = list(zip(each, works, strict=True))
-        transfer = _Transfer(requests, inbox, stamp(parcels.arriving).clone(), outbox, order)
+            requests = direct.started(receipts + sends)
+        seen = None
+        if self.guard is not None:
+            seen = partial(self._inspect, self.guard, parcels, wire, kind, codec, step)
+        expected = stamp(parcels.arriving).clone()
+        transfer = _Transfer(requests, inbox, expected, outbox, order, seen)
         if not self.overlap:
             transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
         return transfer
+
+    def _inspect(
+        self,
+        guard: Guard,
+        parcels: "_Parcels",
+        wire: Tensor,
+        kind: Kind,
+        codec: Codec,
+        step: int,
+        arrived_RB: Tensor,
+    ) -> None:
+        """Shows the guard what has arrived, and what the receivers sent in the same exchange."""
+        number, worker_of = self.placement.number, self.placement.worker_of
+        ends = parcels.route.arriving
+        rows = None if parcels.reply else index(self.placement.row[to] for _, to in ends)
+        guard.inspect(
+            Arrived(
+                kind,
+                step,
+                codec,
+                arrived_RB,
+                [number(sender) for sender, _ in ends],
+                [worker_of[sender] for sender, _ in ends],
+                None if rows is None else select(wire, rows),
+                wire,
+            )
+        )
 
     def _settle(self) -> None:
         """Waits for transfers that were never read: their memory must outlive them."""
@@ -179,39 +217,42 @@ class Processes(Transport):
         self._settle()
         worker_of, workers = self.placement.worker_of, self.placement.workers
         hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
-        most = max(map(len, hosts))  # every worker sends the same number of rows
-        own = values_A.new_zeros(most, *values_A.shape[1:], device=self._wire_device)
-        own[: len(values_A)] = values_A
-        every = [torch.empty_like(own) for _ in hosts]
-        with _reaching():
-            dist.all_gather(every, own)
+        every = self._from_each(values_A, list(map(len, hosts)))
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
         for agents, rows in zip(hosts, every, strict=True):
-            all_rows[agents] = rows[: len(agents)].to(values_A.device)
+            all_rows[agents] = rows.to(values_A.device)
         return all_rows
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, in whatever order."""
-        self._settle()
-        total = values.to(self._wire_device, copy=True)
+    def _from_each(self, values: Tensor, rows: Sequence[int]) -> list[Tensor]:
+        own = values.to(self._wire_device).contiguous()
         with _reaching():
-            dist.all_reduce(total)
-        return total.to(values.device)
+            every, requests = direct.from_each(own, rows, self.placement.here)
+        _finish(requests)
+        return every
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker, in the order of their numbers."""
+        self._settle()
+        every = self._from_each(values[None], [1] * self.placement.workers)
+        return torch.cat(every).sum(0, dtype=values.dtype).to(values.device)
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         sent = values.to(self._wire_device, copy=True).contiguous()
-        with _reaching():
-            dist.broadcast(sent, self.placement.worker_of[agent])
+        source, here = self.placement.worker_of[agent], self.placement.here
+        with _reaching(source):
+            requests = direct.from_one(sent, source, self.placement.workers, here)
+        _finish(requests)
         return sent.to(values.device)
 
 
 class _Parcels:
     """A route with its messages' headers, in which only kind, codec, step and length change."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: Route, reply: bool = False) -> None:
         self.route = route
+        self.reply = reply
         self.leaving = _headers(route.leaving)
         self.arriving = _headers(route.arriving)
 
@@ -222,6 +263,12 @@ def _headers(messages: Sequence[Edge]) -> Any:
     made["sender"] = [sender for sender, _ in messages]
     made["receiver"] = [receiver for _, receiver in messages]
     return made
+
+
+def _finish(requests: Sequence[direct.Request]) -> None:
+    for workers, request in requests:
+        with _reaching(*workers):
+            request.wait()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from parley.graphs import Edge, Topology
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
 from parley.wire.edges import Edges, Round, index
+from parley.wire.guard import Guard
 from parley.wire.placement import Placement
 
 Kind = Literal["models", "cross_gradients", "evaluation"]
@@ -105,8 +106,12 @@ class Arrivals:
 class Transport(ABC):
     """Carries messages forward along edges and replies back along the same edges."""
 
-    def __init__(self, placement: Placement, clock: Clock | None = None) -> None:
+    def __init__(
+        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+    ) -> None:
         self.placement = placement
+        self.guard = guard
+        """Checks what other workers send, if anyone does."""
         self.topology = placement.topology
         self.clock = clock
         """The clock of the simulated network, if there is one."""
@@ -117,14 +122,18 @@ class Transport(ABC):
 
     def on(self, topology: Topology) -> Self:
         """The same agents in the same places on another graph; bytes are counted together."""
-        return self._like(replace(self.placement, topology=topology), self.clock)
+        return self._like(replace(self.placement, topology=topology), self.clock, self.guard)
 
     def timed(self, clock: Clock) -> Self:
         """The same with a simulated network; bytes are counted together."""
-        return self._like(self.placement, clock)
+        return self._like(self.placement, clock, self.guard)
 
-    def _like(self, placement: Placement, clock: Clock | None) -> Self:
-        other = type(self)(placement, clock)
+    def guarded(self, guard: Guard) -> Self:
+        """The same with a guard that checks messages of other workers as they arrive."""
+        return self._like(self.placement, self.clock, guard)
+
+    def _like(self, placement: Placement, clock: Clock | None, guard: Guard | None) -> Self:
+        other = type(self)(placement, clock, guard)
         other.sent = self.sent
         return other
 

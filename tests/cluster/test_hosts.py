@@ -152,7 +152,7 @@ class TestOwnData:
     def test_mistakes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "wards.py").write_text("def bad(agent):\n    return 1 / 0\n")
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(BadValue, match="agent 4: ZeroDivisionError"):
+        with pytest.raises(BadValue, match="agent 4: it raised ZeroDivisionError"):
             own.load({4: "wards:bad"})
         with pytest.raises(BadValue, match=r"agent 4: .*no attribute 'none'"):
             own.load({4: "wards:none"})
@@ -290,6 +290,6 @@ class TestHandshake:
         def work(peers: Noticeboard) -> None:
             if peers.rank == 1:
                 raise peers.fail(ParleyError("my disk is full"))
-            peers.share("agents", [])
+            peers.share("agents", [], list[int])
 
         assert [str(error) for error in together(3, work)] == ["my disk is full"] * 3

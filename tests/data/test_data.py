@@ -376,7 +376,8 @@ def test_imagenette_is_not_enlarged_unless_asked(tmp_path):
 def test_variants_on_the_hub_and_their_parquet_copies(monkeypatch):
     asked = []
 
-    def load_dataset(place, config=None, revision=None):
+    def load_dataset(place, config=None, revision=None, trust_remote_code=None):
+        assert trust_remote_code is False
         asked.append((place, config, revision))
         if revision is None:
             raise RuntimeError("Dataset scripts are no longer supported, but found imagenette.py")
@@ -398,8 +399,8 @@ def test_options_of_a_dataset(tmp_path):
     assert load(pets, options={"label": "kind"}).train.targets.tolist() == [0, 1]
     for options, message in (
         ({"lable": "kind"}, r"did you mean 'label'\?"),
-        ({"length": 64}, r"'length' is not valid \(.*is not a text dataset\)"),
-        ({"length": 2}, "data.length: 2 is not valid; valid: a whole number of at least 4"),
+        ({"length": 64}, r"'length' is not valid \(.*has no texts\)"),
+        ({"length": 2}, "data.length: 2 is not valid; valid: a whole number from 4 to 1000000"),
         ({"label": 3}, "data.label: 3 is not valid; valid: text"),
         ({"folder": "elsewhere"}, "data.folder: 'elsewhere'.*has a name for"),
     ):

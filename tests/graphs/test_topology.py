@@ -416,8 +416,8 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0 1\nzero one\n", "line 2: 'zero one'"),
-        ("0 1 heavy\n", "line 1: '0 1 heavy'"),
+        ("0 1\nzero one\n", "line 2 is not one of them"),
+        ("0 1 heavy\n", "line 1 is not one of them"),
         ("0 1 0.5 9\n", "line 1"),
         ("0 1 0.5\n1 2\n", "a weight on every line or on none"),
         ("0 1 0.5\n1 0 0.4\n", "line 2 gives edge 1 -> 0 a second weight"),
@@ -426,7 +426,7 @@ def test_a_file_with_weights(tmp_path: Path) -> None:
         ("0 1\n2 3\n", "agent 0 is cut off from agent 2"),
         ("# nothing\n", "it has no edges"),
         ("round\n0 1\nround\n1 2\n", "it has 2 rounds); valid: a file of one graph, or schedule:"),
-        ("0 1 nan\n", "line 1: '0 1 nan'"),
+        ("0 1 nan\n", "line 1 is not one of them"),
     ],
 )
 def test_a_bad_file_is_reported_with_the_line(tmp_path: Path, text: str, told: str) -> None:
@@ -495,7 +495,7 @@ def test_a_topology_passes_through_or_is_reweighted() -> None:
         ("erdos-renyi:nan", 5, "topology", "a probability above 0 and at most 1"),
         ("erdos-renyi:0.001", 20, "topology", "none of 100 draws for 20 agents was connected"),
         ("ring", None, "agents", "a number of agents for topology 'ring'"),
-        ("ring", 0, "agents", "1 or more"),
+        ("ring", 0, "agents", "from 1 to 100000"),
         (None, 3, "topology", "a networkx graph or a Topology"),
     ],
 )
@@ -510,7 +510,7 @@ def test_a_bad_spec_gets_a_reason(spec: str, agents: int | None, field: str, tol
                                    tp.hypercube, tp.exponential])  # fmt: skip
 @pytest.mark.parametrize("agents", [0, -1])
 def test_no_agents(build, agents: int) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(BadValue, match=f"agents: {agents} is not valid; valid: 1 or more"):
+    with pytest.raises(BadValue, match=f"agents: {agents} is not valid; .* from 1 to 100000"):
         build(agents)
 
 

@@ -186,10 +186,10 @@ def test_unknown_names_and_options():
         build("lenet", (1, 28, 28), 10)
     with pytest.raises(BadValue, match=r"'width' is not valid.*no options: lenet5 has none"):
         build("lenet5", (1, 28, 28), 10, width=2)
-    with pytest.raises(BadValue, match="whole number of at least 1"):
+    with pytest.raises(BadValue, match="whole number from 1 to"):
         build("mlp", (4,), 2, hidden=0)
     for wrong in ("hf", "hf:"):
-        with pytest.raises(BadValue, match="hf:FOLDER or hf:OWNER/NAME"):
+        with pytest.raises(BadValue, match="hf:FOLDER, or hf:OWNER/NAME"):
             build(wrong, (128,), 4)
     with pytest.raises(BadValue, match=r"'cnn5:9' is not valid.*valid: cnn5"):
         build("cnn5:9", (3, 32, 32), 10)

@@ -361,3 +361,18 @@ def test_sparse_messages_of_any_size(size: int, fraction: float) -> None:
         assert codec.message_bytes(m_ED.dtype) <= Dense(size).message_bytes(m_ED.dtype) + max(
             8, -(-size // 8)
         )
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@settings(max_examples=30)
+@given(data=st.data(), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=3))
+def test_any_bytes_are_decoded_or_refused(spec: str, data: st.DataObject, sizes: list[int]) -> None:
+    """A peer can send anything of the right length: it never raises but by a refusal in words."""
+    codec = build(spec, sizes)
+    length = codec.message_bytes(torch.float32)
+    wire = data.draw(st.binary(min_size=2 * length, max_size=2 * length))
+    wire_EB = torch.frombuffer(bytearray(wire), dtype=torch.uint8).view(2, length)
+    try:
+        assert codec.decode(wire_EB, torch.float32).shape == (2, sum(sizes))
+    except ParleyError as error:
+        assert spec.startswith("topk") and "positions" in str(error)

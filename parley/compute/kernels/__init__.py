@@ -23,7 +23,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void
 from functools import cache
 from pathlib import Path
 
-from parley.cache import cache_folder
+from parley.cache import code_folder, own_files
 
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
 # takes a quarter of the time to compile.
@@ -125,8 +125,8 @@ def _build() -> ctypes.CDLL:
     texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.[ch]"))]
     parts = (*texts, *SOURCES.values(), *FLAGS, *compiler, version, processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    folder = cache_folder()
-    for path in folder.glob(f"kernels-{key}-*.so"):
+    folder = code_folder()
+    for path in own_files(folder, f"kernels-{key}-*.so"):
         # The name ends in a hash of the contents: loading a file that was cut short may crash.
         if path.stem.endswith(_digest(path)):
             return _open(path)
@@ -144,6 +144,7 @@ def _build() -> ctypes.CDLL:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(compile_one, SOURCES, objects))
         _run([*compiler, "-shared", *objects, "-o", str(made), "-lm"])
+        made.chmod(0o700)  # whatever the umask is: what others can write is not loaded
         path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
     return _open(path)
 

@@ -5,8 +5,8 @@
 
 A codec turns values into the bytes that travel and back. Every message of a codec has the same
 length, known to both ends from the model alone, so that a receiver can post its buffer early and
-nothing has to be unpickled. Workers that live in one process run the same encode and decode, so
-the arithmetic and the byte counts are those of the wire.
+no Python objects have to be deserialised. Agents in one process use the same encoding and decoding,
+so the arithmetic and the byte counts are those of the wire.
 """
 
 from collections.abc import Callable, Sequence

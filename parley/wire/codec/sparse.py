@@ -104,9 +104,13 @@ class TopK(Codec):
         positions_EB = wire_EB[:, count * dtype.itemsize :]
         if self._by_bits:
             marks_ED = unpack_numbers(positions_EB, self._size, 1)
+            if bool((marks_ED.sum(1) != count).any()):
+                raise ParleyError(f"positions of other than {count} entries, as Top-k has them")
             at_EK = marks_ED.nonzero()[:, 1].view(len(wire_EB), count)
         else:
             at_EK = unpack_numbers(positions_EB, count, self._width)
+            if bool((at_EK >= self._size).any()) or bool((at_EK.diff(dim=1) <= 0).any()):
+                raise ParleyError(f"positions that are not those of {self._size} entries in order")
         m_ED = torch.zeros(len(wire_EB), self._size, dtype=dtype, device=wire_EB.device)
         return m_ED.scatter_(1, at_EK, values_EK)
 
