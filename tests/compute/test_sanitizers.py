@@ -1,4 +1,4 @@
-"""The kernels touch no memory but their own, and nothing in them is undefined."""
+"""The kernels touch no memory but their own, nothing in them is undefined, and they are built once."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from parley.compute import kernels
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,3 +42,20 @@ def test_operations_with_address_and_undefined_behaviour_sanitizers(tmp_path: Pa
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    counted, wrapper, folder = tmp_path / "calls", tmp_path / "cc", tmp_path / "cache"
+    wrapper.write_text(f'#!/bin/sh\necho call >> {counted}\nexec {compiler} "$@"\n')
+    wrapper.chmod(0o755)
+    environment = {**os.environ, "CC": str(wrapper), "PARLEY_CACHE": str(folder)}
+    environment["PYTHONPATH"] = str(ROOT)
+    asked = [sys.executable, "-c", "from parley.compute import kernels; kernels.library()"]
+    started = [subprocess.Popen(asked, env=environment) for _ in range(2)]
+    assert [process.wait(timeout=1800) for process in started] == [0, 0]
+    versions, libraries = 2, 1
+    assert counted.read_text().count("call") == versions + len(kernels.SOURCES) + libraries
+    assert [path.suffix for path in folder.rglob("kernels-*")] == [".so"]
