@@ -192,7 +192,8 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
     for name, mine in algorithm.settings().items():
-        shared = all(e.algorithm.settings().get(name, mine) == mine for e in experiments)
+        missing = 1 if name == "local_steps" else mine  # whoever has none averages in every step
+        shared = all(e.algorithm.settings().get(name, missing) == mine for e in experiments)
         said = name == "alpha" and "α=" in algorithm.label
         if mine != defaults[name].default and not shared and not said:
             found[name] = mine
