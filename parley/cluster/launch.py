@@ -114,7 +114,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
                 raise WorkerLost("a worker ended before training began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
-        return work(mine, Meeting(store, 0, world, patience, local=True))
+        return work(mine, Meeting(0, world, patience, store=store, local=True))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
     finally:
@@ -203,7 +203,7 @@ def _other_worker(
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     store.add(READY, 1)
     with suppress(ParleyError):
-        meeting = Meeting(store, rank, experiment.workers, experiment.patience, local=True)
+        meeting = Meeting(rank, experiment.workers, experiment.patience, store=store, local=True)
         work(assignment, meeting)
 
 
