@@ -225,7 +225,8 @@ def test_how_a_run_is_carried_out_does_not_make_it_another():
     one = Experiment.of(agents=4)
     other = one.replace(workers=2, threads=2, device="cuda", engine="loop", data_root="x")
     assert one.same_as(other) == []
-    carried_out = {"workers", "threads", "device", "engine", "data_root", "on_failure", "patience"}
+    carried_out = {"workers", "threads", "device", "engine", "data_root"}
+    carried_out |= {"on_failure", "patience", "suspicious"}
     assert carried_out == HOW
     assert one.replace(alpha=0.5, lr=1).same_as(one) == ["algorithm", "lr"]
 
