@@ -29,7 +29,7 @@ from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
-from parley.compute import kernels
+from parley.compute import choose, kernels
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -58,7 +58,9 @@ def execute(
     `load` creates the problem; with several workers it is called in each of them, with the agents
     that it hosts. `host` is what only this host knows.
     """
+    # Refused before anything is written.
     device_of(experiment.device)
+    choose.check_name(experiment.engine)
     mine = (host or Host()).hosted()
     launched = started_by_launcher()
     world = int(os.environ["WORLD_SIZE"]) if launched else experiment.workers
