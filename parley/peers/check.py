@@ -1,5 +1,6 @@
 """Who is reachable, whose key fits, whose experiment differs: a look before training."""
 
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,10 @@ from parley.experiment import Experiment
 from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.join import checked, greeting, linked
+
+
+PARTING = 1.0
+"""Seconds in which others may still read what this peer has said to them."""
 
 
 class Row(NamedTuple):
@@ -52,4 +57,5 @@ def check(
                 unheard = "it did not call" if peer.address is None else "no answer"
                 state, fits = links.links[peer.name].trouble or unheard, False
             rows.append(Row(peer.name, peer.address or "dials only", peer.agents, state, fits))
+        time.sleep(PARTING)
     return rows
