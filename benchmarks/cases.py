@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.own import own
 from parley import models
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
@@ -29,7 +30,12 @@ RULES: dict[Rule, str] = {
 }
 
 CLASSES = 10
-SHAPES = {"lenet5": (1, 28, 28), "cnn5": (3, 32, 32), "mlp": (1, 28, 28), "logistic": (1, 8, 8)}
+COLOUR = (3, 32, 32)
+SHAPES = {
+    **dict.fromkeys(("lenet5", "mlp"), (1, 28, 28)),
+    "logistic": (1, 8, 8),
+    **dict.fromkeys(("cnn5", "vgg11", "resnet20", "mobilenetv2", "own"), COLOUR),
+}
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,8 @@ class Case:
             return self._build()().to(getattr(torch, self.dtype))
 
     def _build(self) -> partial[nn.Module]:
+        if self.model == "own":
+            return partial(own, self.shape, CLASSES)
         options = {"hidden": self.hidden} if self.model == "mlp" else {}
         return partial(models.build, self.model, self.shape, CLASSES, **options)
 
@@ -167,8 +175,12 @@ def every_case() -> list[Case]:
         for model in ("lenet5", "cnn5", "mlp")
         for rule in RULES
     ]
+    deeper = [
+        *(Case("ngc1", model, 10) for model in ("vgg11", "mobilenetv2", "own")),
+        *(Case("ngc1", "resnet20", agents) for agents in (5, 10, 20)),
+    ]
     growth = [Case("ngc1", "logistic", agents) for agents in (10, 100, 1_000, 10_000)]
-    return sorted(paper + growth, key=lambda case: case.agents)
+    return sorted(paper + deeper + growth, key=lambda case: case.agents)
 
 
 QUICK = (

@@ -28,7 +28,7 @@ from parley.models import build
 from parley.neighbourhood import Neighbourhood
 from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import spread
-from parley.wire.transport import Processes
+from parley.wire.processes import Processes
 
 RECORD = Path(__file__).with_name("guard.json")
 AGENTS, WORKERS, BATCH, STEPS, WARM = 10, 2, 32, 60, 10

@@ -9,6 +9,10 @@ from benchmarks.cases import RULES
 MODELS = {
     "lenet5": "LeNet-5",
     "cnn5": "5-layer CNN",
+    "vgg11": "VGG-11",
+    "resnet20": "ResNet-20",
+    "mobilenetv2": "MobileNet-V2",
+    "own": "an own residual network",
     "mlp": "MLP",
     "logistic": "logistic regression",
 }

@@ -26,6 +26,7 @@ from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
+from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
 from parley.training import given, run
@@ -125,6 +126,8 @@ def train(
     progress: bool = True,
     watch: Watcher | None = None,
     log: str | Sequence[str] = (),
+    on_epoch: OnEpoch | None = None,
+    on_record: OnRecord | None = None,
     **options: Any,
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
@@ -135,6 +138,11 @@ def train(
     on the training data of all. `loss` returns one value per sample or their mean, like those of
     torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
+
+    `on_epoch` is called with the number of epochs made, after each of them, and `on_record` with
+    every record, both by the first worker only. The run ends, with its record, checkpoint and
+    summary, once one of them returns True. `lr_decay` and `gamma_decay` may also be functions
+    ``(epoch, epochs) -> factor``, which are asked in every step; `epoch` is then a fraction.
 
     >>> result = train(data="digits", algorithm="dpsgd", agents=4, epochs=1, progress=False)
     >>> result.summary["algorithm"], len(result.records), result.x_ND.shape[0]
@@ -167,6 +175,9 @@ def train(
         options.setdefault("agents", len(own_data))
     own = {"model": not isinstance(model, str), "data": own_data is not None}
     own["loss"] = loss is not cross_entropy
+    schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
+    options |= dict.fromkeys(schedules, OWN)
+    own |= dict.fromkeys(schedules, True)
     experiment = Experiment.of(
         **options,
         from_python=[name for name, is_own in own.items() if is_own],
@@ -185,6 +196,8 @@ def train(
     else:
         tested = datasets.joined(own_data) if test is None else given.held_out(test, own_data[0])
         load = partial(given.problem_of_own_data, graph, build, loss, own_data, tested)
+    if schedules:
+        load = partial(given.with_schedules, load, schedules)
 
     if progress and not LOG.hasHandlers():
         show()  # notes next to the bar, unless the user has set up logging
@@ -197,7 +210,8 @@ def train(
 
         where = Path(out) if out else None
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
-            outcome = launch.execute(experiment, load, where, resume, tell)
+            callbacks = Callbacks(on_epoch, on_record)
+            outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
     if outcome is None:
         raise SystemExit(0)  # a worker other than the first has nothing to return
     return Result(

@@ -23,9 +23,10 @@ from parley.data import partition as partitions
 from parley.errors import BadValue, first_error, kind_of, unknown_name, valid_values
 from parley.graphs import MOST_AGENTS, stated_agents
 from parley.reading import SMALL, Unreadable, parse_toml, read_text
-from parley.schedule import parse_decay
+from parley.schedule import parse_schedule
+from parley.stopping import parse_stop
 
-ALGORITHM_OPTIONS = sorted({f for a in algorithms.ALGORITHMS.values() for f in a.options()})
+ALGORITHM_OPTIONS = sorted({f for a in algorithms.WITH_OPTIONS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""
 
 VARIANTS = ("as-printed", "as-run")
@@ -46,9 +47,16 @@ MOST_OPTION = 1_000_000_000
 """The largest number in the options of a model or a dataset."""
 
 HOW = frozenset(
-    {"data_root", "workers", "engine", "device", "threads", "on_failure", "patience", "suspicious"}
+    {
+        *("data_root", "workers", "engine", "device", "threads", "on_failure", "patience"),
+        *("suspicious", "checkpoint_every", "keep"),
+    }
 )
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
+
+
+LENGTH = frozenset({"epochs", "stop_when"})
+"""Fields that say how long a run goes on: a run that is resumed may go on for longer."""
 
 
 class Experiment(BaseModel):
@@ -99,12 +107,19 @@ class Experiment(BaseModel):
     lr: float = Field(0.1, ge=LEAST_RATE, le=MOST_RATE)
     """η, the learning rate."""
     lr_decay: str = "constant"
-    """constant, step (times 0.1 at 50 % and 75 % of the epochs), step:0.1,0.5,0.75, or
-    exponential:0.981 (after every epoch)."""
+    """How the learning rate changes: constant, step (times 0.1 at 50 % and 75 % of the epochs),
+    step:0.1,0.5,0.75, exponential:0.981 (after every epoch), cosine or linear (in every step, down
+    to 0 or to=0.01); each with a rise at the start, for example cosine:warmup=5."""
+    gamma_decay: str = "constant"
+    """How the averaging rate γ changes, spelled like lr_decay."""
     seed: int = Field(0, ge=0, le=MOST_SEED)
     """Seed of all random choices."""
     evaluate_every: int = Field(1, ge=1, le=MANY)
     """Epochs between records; the last epoch always has one."""
+    stop_when: str = ""
+    """Ends the run early, after the first record that meets one of these conditions: for example
+    accuracy>=0.9, loss:patience=5 (no better for 5 records), seconds>=600 or megabytes>=50, joined
+    by commas."""
     gossip_rounds: int = Field(51, ge=0, le=100_000)
     """Extra gossip rounds before the accuracy "after gossip" is measured (51: as run)."""
     bias_norms: Literal["off", "printed", "run"] = "off"
@@ -137,7 +152,11 @@ class Experiment(BaseModel):
     suspicious: Literal["warn", "stop", "drop"] = "warn"
     """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
     with on_failure heal, drop its worker and go on."""
-    from_python: tuple[Literal["model", "data", "loss"], ...] = ()
+    checkpoint_every: int = Field(1, ge=1, le=MANY)
+    """Epochs between checkpoints; the last epoch always has one."""
+    keep: int = Field(2, ge=1, le=MANY)
+    """How many of the newest checkpoints are kept."""
+    from_python: tuple[Literal["model", "data", "loss", "lr_decay", "gamma_decay"], ...] = ()
     """What came from a Python program, which alone can repeat the run: it cannot be stored."""
 
     @classmethod
@@ -200,14 +219,11 @@ class Experiment(BaseModel):
 
     @model_validator(mode="after")
     def _specs_are_known(self) -> "Experiment":
-        decay = parse_decay(self.lr_decay)
-        try:
-            last = self.lr * decay(self.epochs - 1, self.epochs)
-        except OverflowError:
-            last = math.inf
-        if last > MOST_RATE:
-            because = f"the learning rate would grow beyond {MOST_RATE}"
-            raise BadValue("lr_decay", self.lr_decay, "a decay", because)
+        for field in ("lr_decay", "gamma_decay"):
+            self._check_schedule(field, getattr(self, field))
+        if self.gamma_decay != "constant":
+            self.algorithm.with_rate(1.0)
+        parse_stop(self.stop_when)
         if self.partition != OWN:
             partitions.parse(self.partition)
         if self.start_agent >= self.agents:
@@ -216,6 +232,20 @@ class Experiment(BaseModel):
             valid = "warn or stop; or drop together with --on-failure heal"
             raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
         return self
+
+    def _check_schedule(self, field: str, spec: str) -> None:
+        if field in self.from_python:
+            if spec != OWN:
+                raise BadValue(field, spec, OWN, "a Python function was given")
+            return
+        schedule = parse_schedule(spec, field)
+        try:
+            last = self.lr * schedule.factor(self.epochs - 1, 1, self.epochs)
+        except OverflowError:
+            last = math.inf
+        if last > MOST_RATE:
+            because = f"the learning rate would grow beyond {MOST_RATE}"
+            raise BadValue(field, spec, "a decay", because)
 
     def to_toml(self) -> str:
         """Every field, defaults included."""
@@ -233,9 +263,10 @@ class Experiment(BaseModel):
         return cls.of(**options)
 
     def same_as(self, other: "Experiment") -> list[str]:
-        """Fields in which what is computed differs; empty if one may resume the other."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return [name for name in mine if name not in HOW and mine[name] != theirs[name]]
+        """Fields in which what is computed differs; empty if one may resume the other, perhaps for
+        longer."""
+        mine, theirs, free = self.model_dump(), other.model_dump(), HOW | LENGTH
+        return [name for name in mine if name not in free and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":
         """The same with some options changed, by the rules of `on_top`."""

@@ -1,40 +1,125 @@
-"""The learning rate over time."""
+"""The learning rate and the averaging rate over time: a factor on each, for every step."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from parley.errors import BadValue
 
-Decay = Callable[[int, int], float]
-"""``(epoch, epochs) -> factor`` on the learning rate."""
+Own = Callable[[float, int], float]
+"""A user's schedule: ``(epoch, epochs) -> factor``; within an epoch, `epoch` is a fraction."""
 
-VALID = "constant, step, step:FACTOR,SHARE,…, exponential:FACTOR"
+VALID = (
+    "constant, step, step:FACTOR,SHARE,…, exponential:FACTOR, cosine, linear; behind a colon or a "
+    "comma also warmup=EPOCHS, to=FACTOR (cosine, linear), per=step or per=epoch"
+)
+OWN = "own"
+"""The spelling of a schedule that a Python program gave."""
 
 
-def parse_decay(spec: str) -> Decay:
-    """The factor on the learning rate in each epoch.
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rate is multiplied with in each step.
 
-    >>> [parse_decay("step")(epoch, 8) for epoch in (0, 3, 4, 6)]
+    >>> cosine = parse_schedule("cosine:warmup=2")
+    >>> [round(cosine.factor(step, 2, 6), 3) for step in range(12)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.962, 0.854, 0.691, 0.5, 0.309, 0.146, 0.038]
+    >>> step = parse_schedule("step")
+    >>> [step.factor(epoch, 1, 8) for epoch in (0, 3, 4, 6)]
     [1.0, 1.0, 0.1, 0.01]
-    >>> parse_decay("exponential:0.5")(2, 8)
+    """
+
+    name: str
+    numbers: tuple[float, ...] = ()
+    warmup: float = 0.0
+    """Epochs in which the factor rises to 1, by the same amount in every step."""
+    to: float = 0.0
+    """Where cosine and linear would be one step after the last."""
+    per: str = "epoch"
+    """Whether the factor changes in every step or only from epoch to epoch."""
+    own: Own | None = None
+
+    @property
+    def knows_the_end(self) -> bool:
+        """Whether the factors of the first steps depend on how many epochs there are."""
+        return self.own is not None or self.name in ("step", "cosine", "linear")
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the factor is always 1."""
+        return self.name == "constant" and not self.warmup
+
+    def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
+        """The factor in a step, counted from 0."""
+        rising = round(self.warmup * steps_per_epoch)
+        if step < rising:
+            return (step + 1) / rising
+        epoch = step / steps_per_epoch if self.per == "step" else step // steps_per_epoch
+        if self.own is not None:
+            return float(self.own(step / steps_per_epoch, epochs))
+        if self.name == "step":
+            factor, *shares = self.numbers
+            # Rounded: 0.1 · 0.1 is not 0.01 in floating point, and the rate is shown to people.
+            return round(float(factor) ** sum(epoch >= share * epochs for share in shares), 12)
+        since = max(0.0, epoch - self.warmup)
+        if self.name == "exponential":
+            return float(self.numbers[0] ** since)
+        # A run of whole rounds of local steps may end a few steps after its last epoch.
+        share = min(since / max(epochs - self.warmup, 1 / steps_per_epoch), 1.0)
+        if self.name == "cosine":
+            return self.to + (1 - self.to) * (1 + math.cos(math.pi * share)) / 2
+        if self.name == "linear":
+            return 1 - (1 - self.to) * share
+        return 1.0
+
+
+def parse_schedule(spec: str, field: str = "lr_decay", own: Own | None = None) -> Schedule:
+    """The schedule that a name and its numbers stand for; `own` for what Python gave.
+
+    >>> parse_schedule("exponential:0.5").factor(2, 1, 8)
     0.25
+    >>> parse_schedule("linear:to=0.1,warmup=5").to
+    0.1
     """
     name, _, arguments = spec.partition(":")
+    words = [word.strip() for word in arguments.split(",")] if arguments else []
+    named = dict(word.split("=", 1) for word in words if "=" in word)
+    bad = BadValue(field, spec, VALID)
+    if spec == OWN:
+        if own is None:
+            raise BadValue(field, spec, VALID, "it came from Python, and no file holds it")
+        return Schedule(OWN, own=own)
+    per = named.pop("per", "step" if name in ("cosine", "linear") else "epoch")
     try:
-        numbers = [float(a) for a in arguments.split(",")] if arguments else []
+        numbers = tuple(float(word) for word in words if "=" not in word)
+        warmup, to = float(named.pop("warmup", 0)), float(named.pop("to", 0))
     except ValueError:
-        raise BadValue("lr_decay", spec, VALID) from None
-    if not all(map(math.isfinite, numbers)):
-        raise BadValue("lr_decay", spec, VALID)
-    if name == "constant" and not numbers:
-        return lambda epoch, epochs: 1.0
-    if name == "step":
-        factor, *shares = numbers or [0.1, 0.5, 0.75]
-        if factor > 0 and shares and all(0 <= s <= 1 for s in shares):
-            # Rounded: 0.1 · 0.1 is not 0.01 in floating point, and the rate is shown to people.
-            return lambda epoch, epochs: round(
-                factor ** sum(epoch >= s * epochs for s in shares), 12
-            )
+        raise bad from None
+    finite = all(map(math.isfinite, (*numbers, warmup, to))) and warmup >= 0
+    if named or not finite or per not in ("step", "epoch"):
+        raise bad
+    if to and (name not in ("cosine", "linear") or not 0 <= to <= 1):
+        raise bad
+    if name == "step" and (not numbers or len(numbers) > 1):
+        numbers = numbers or (0.1, 0.5, 0.75)
+        if numbers[0] > 0 and all(0 <= share <= 1 for share in numbers[1:]):
+            return Schedule(name, numbers, warmup, to, per)
     if name == "exponential" and len(numbers) == 1 and numbers[0] > 0:
-        return lambda epoch, epochs: numbers[0] ** epoch
-    raise BadValue("lr_decay", spec, VALID)
+        return Schedule(name, numbers, warmup, to, per)
+    if name in ("constant", "cosine", "linear") and not numbers:
+        return Schedule(name, numbers, warmup, to, per)
+    raise bad
+
+
+def own_factor(factor: object, field: str, step: int, most: float = math.inf) -> float:
+    """A factor as it may be used: a user's function can give anything."""
+    number = float(factor) if isinstance(factor, (int, float)) else math.nan
+    if not 0 < number <= most or not math.isfinite(number):
+        limit = "a number above 0" + (f", at most {most:g}" if math.isfinite(most) else "")
+        raise BadValue(field, factor, limit, f"the schedule gave it in step {step + 1}")
+    return number
+
+
+def depends_on_length(spec: str) -> bool:
+    """Whether the rates of a schedule's first steps depend on how many epochs there are."""
+    return spec == OWN or parse_schedule(spec).knows_the_end

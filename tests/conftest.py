@@ -21,6 +21,7 @@ SLOW = (
     *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
+    "compute/test_sanitizers",
 )
 """Files whose tests start hosts or browsers, kill processes, or run much: not for `make check`."""
 MEASURING = (

@@ -34,6 +34,8 @@ class Problem:
     lr: Callable[[int], float]
     lengths: list[int]
     """Entries of each parameter tensor."""
+    are_weights: list[bool]
+    """Whether each has more than one dimension, as biases and norms have not."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -430,6 +432,100 @@ def fedavg(p: Problem) -> list[Vectors]:
             server = sum(new, torch.zeros_like(p.x0)) / p.n
             new = [server.clone() for _ in range(p.n)]
         x = new
+        iterates.append(x)
+    return iterates
+
+
+def kgt(p: Problem) -> list[Vectors]:
+    x, c, start, rates = p.start(), p.zeros(), p.start(), 0.0
+    tau = p.options["local_steps"]
+    iterates = [x]
+    for k in range(p.steps):
+        g = p.gradients(x, k)
+        x = [x[i] - p.lr(k) * (g[i] + c[i]) for i in range(p.n)]
+        rates += p.lr(k)
+        if k % tau == tau - 1:
+            z = [(start[i] - x[i]) / rates for i in range(p.n)]
+            mixed = p.gossip(z)
+            c = [c[i] - z[i] + mixed[i] for i in range(p.n)]
+            outer = p.options["outer_lr"]
+            x = p.gossip([start[i] - outer * rates * z[i] for i in range(p.n)])
+            start, rates = x, 0.0
+        iterates.append(x)
+    return iterates
+
+
+def exact_diffusion(p: Problem) -> list[Vectors]:
+    x, psi = p.start(), p.start()
+    iterates = [x]
+    for k in range(p.steps):
+        g = p.gradients(x, k)
+        new = [x[i] - p.lr(k) * g[i] for i in range(p.n)]
+        phi = [new[i] + x[i] - psi[i] for i in range(p.n)]
+        x, psi = p.gossip(phi), new
+        iterates.append(x)
+    return iterates
+
+
+def led(p: Problem) -> list[Vectors]:
+    x, y, tau = p.start(), p.zeros(), p.options["local_steps"]
+    iterates = [x]
+    for k in range(p.steps):
+        g = p.gradients(x, k)
+        x = [x[i] - p.lr(k) * g[i] - y[i] / tau for i in range(p.n)]
+        if k % tau == tau - 1:
+            mixed = p.gossip(x)
+            y = [y[i] + x[i] - mixed[i] for i in range(p.n)]
+            x = mixed
+        iterates.append(x)
+    return iterates
+
+
+def proxskip(p: Problem) -> list[Vectors]:
+    x, h, probability = p.start(), p.zeros(), 1 / p.options["local_steps"]
+    iterates = [x]
+    for k in range(p.steps):
+        eta, g = p.lr(k), p.gradients(x, k)
+        hat = [x[i] - eta * (g[i] - h[i]) for i in range(p.n)]
+        coin = np.random.default_rng(np.random.SeedSequence([0, 7, k])).random()
+        x = hat
+        if coin < probability:
+            x = p.gossip(hat)
+            h = [h[i] + probability / eta * (x[i] - hat[i]) for i in range(p.n)]
+        iterates.append(x)
+    return iterates
+
+
+def diloco(p: Problem) -> list[Vectors]:
+    o, edges = p.options, [(i, j) for i in range(p.n) for j in range(i + 1, p.n) if p.W[i, j] != 0]
+    x, phi, v = p.start(), p.start(), p.zeros()
+    m, s = p.zeros(), p.zeros()
+    iterates = [x]
+    for k in range(p.steps):
+        new = []
+        for i in range(p.n):
+            g = p.grad(i, x[i], k)
+            m[i] = o["beta1"] * m[i] + (1 - o["beta1"]) * g
+            s[i] = o["beta2"] * s[i] + (1 - o["beta2"]) * g * g
+            m_hat, s_hat = m[i] / (1 - o["beta1"] ** (k + 1)), s[i] / (1 - o["beta2"] ** (k + 1))
+            step = m_hat / (s_hat.sqrt() + o["epsilon"]) + o["weight_decay"] * x[i]
+            new.append(x[i] - p.lr(k) * step)
+        x = new
+        if k % o["local_steps"] == o["local_steps"] - 1:
+            draw = np.random.SeedSequence([0, 6, k // o["local_steps"]])
+            partner = list(range(p.n))
+            for e in np.random.default_rng(draw).permutation(len(edges)):
+                i, j = edges[e]
+                if partner[i] == i and partner[j] == j:
+                    partner[i], partner[j] = j, i
+            slow, fast = list(phi), list(x)
+            x = []
+            for i, j in enumerate(partner):
+                middle = (slow[i] + slow[j]) / 2
+                delta = middle - (fast[i] + fast[j]) / 2
+                v[i] = o["outer_momentum"] * v[i] + delta
+                x.append(middle - o["outer_lr"] * (delta + o["outer_momentum"] * v[i]))
+            phi = x
         iterates.append(x)
     return iterates
 

@@ -226,6 +226,7 @@ def test_how_a_run_is_carried_out_does_not_make_it_another():
     other = one.replace(workers=2, threads=2, device="cuda", engine="loop", data_root="x")
     assert one.same_as(other) == []
     carried_out = {"workers", "threads", "device", "engine", "data_root", "on_failure", "patience"}
+    carried_out |= {"suspicious", "checkpoint_every", "keep"}
     assert carried_out == HOW
     assert one.replace(alpha=0.5, lr=1).same_as(one) == ["algorithm", "lr"]
 

@@ -43,7 +43,7 @@ def resolved(reports: list[Path]) -> dict[str, tuple[str, set[str]]]:
             name = normalised(item["metadata"]["name"])
             if name == OWN:
                 continue
-            version = item["metadata"]["version"].partition("+")[0]  # torch 2.13.0+cpu is 2.13.0
+            version = item["metadata"]["version"]
             digest = item["download_info"]["archive_info"]["hashes"]["sha256"]
             found.setdefault(name, (version, set()))[1].add(digest)
     return dict(sorted(found.items()))
@@ -111,6 +111,8 @@ def main() -> None:
 
     def complete(entry: tuple[str, tuple[str, set[str]]]) -> tuple[str, Any]:
         name, (version, hashes) = entry
+        if "+" in version:
+            return entry  # torch 2.13.0+cpu: the index's 2.13.0 is another build, with other needs
         return name, (version, hashes | other_files(where, name, version))
 
     with ThreadPoolExecutor(8) as pool:

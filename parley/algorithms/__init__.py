@@ -5,28 +5,37 @@ from typing import Any
 from pydantic import ValidationError
 
 from parley.algorithms.adagossip import AdaGossip, AdaptiveGossip
+from parley.algorithms.adam import Adam, AdamW
 from parley.algorithms.base import AS_RUN, Algorithm, CodecSpec, Stepped
 from parley.algorithms.beer import BEER
 from parley.algorithms.central import Central
 from parley.algorithms.cga import CGA, Projection
 from parley.algorithms.choco import CHOCO, DifferenceGossip
+from parley.algorithms.clip import Clip
 from parley.algorithms.combinations import PARTS, compose, part_kind
 from parley.algorithms.compcga import CompCGA, CompressedProjection
 from parley.algorithms.compngc import CompNGC, CompressedClustering
 from parley.algorithms.d2 import D2
 from parley.algorithms.decentlam import DecentLaM
 from parley.algorithms.deepsqueeze import CompensatedGossip, DeepSqueeze
+from parley.algorithms.diloco import DiLoCo
 from parley.algorithms.dmsgd import DMSGD
 from parley.algorithms.dpsgd import DPSGD
+from parley.algorithms.exactdiffusion import ExactDiffusion
 from parley.algorithms.fedavg import FedAvg
 from parley.algorithms.gut import GUT
+from parley.algorithms.kgt import KGT
+from parley.algorithms.led import LED
+from parley.algorithms.lion import Lion
 from parley.algorithms.momentumtracking import MomentumTracking
 from parley.algorithms.ngc import NGC, Clustering
 from parley.algorithms.parts import SGD, Gossip, Own, Part
+from parley.algorithms.proxskip import ProxSkip
 from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
 from parley.algorithms.recipe import Named, Recipe, in_a_name, spelled
 from parley.algorithms.relaysgd import RelaySGD
+from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import SGP, PushSum
 from parley.algorithms.skewscout import SkewScout
 from parley.algorithms.sparsepush import SparsePush
@@ -44,15 +53,21 @@ __all__ = [
     "DMSGD",
     "DPSGD",
     "GUT",
+    "KGT",
+    "LED",
     "NGC",
     "PARTS",
     "QGM",
     "SGD",
     "SGP",
+    "WITH_OPTIONS",
     "AdaGossip",
+    "Adam",
+    "AdamW",
     "AdaptiveGossip",
     "Algorithm",
     "Central",
+    "Clip",
     "Clustering",
     "CodecSpec",
     "CompCGA",
@@ -62,21 +77,26 @@ __all__ = [
     "CompressedProjection",
     "DecentLaM",
     "DeepSqueeze",
+    "DiLoCo",
     "DifferenceGossip",
+    "ExactDiffusion",
     "FedAvg",
     "Gossip",
     "GradientTracking",
     "Kind",
+    "Lion",
     "MomentumTracking",
     "Named",
     "Own",
     "Part",
     "Projection",
+    "ProxSkip",
     "PushSum",
     "Quantized",
     "QuasiGlobal",
     "Recipe",
     "RelaySGD",
+    "SharpnessAware",
     "SkewScout",
     "SparsePush",
     "Stepped",
@@ -101,9 +121,16 @@ ALGORITHMS: dict[str, Kind] = {
         *(GradientTracking, MomentumTracking, RelaySGD),
         *(Quantized, CHOCO, DeepSqueeze, AdaGossip, BEER),
         *(SGP, SparsePush),
+        *(KGT, ExactDiffusion, LED, ProxSkip, DiLoCo),
         *(SwarmSGD, SkewScout, FedAvg, Central),
     )
 }
+
+
+WITH_OPTIONS: dict[str, Kind] = ALGORITHMS | {
+    word: compose(word) for word in PARTS if word not in ALGORITHMS
+}
+"""All that has hyper-parameters: the algorithms, and the parts that are in none of them."""
 
 
 def find(name: str) -> Kind:
@@ -129,7 +156,10 @@ def name_of(recipe: Recipe) -> Named:
     if found := next(named, None):
         return found
     parts = dict(recipe.parts())
-    titles = [part.title or type(part).__name__ for part in in_a_name(recipe)]
+    made_of = in_a_name(recipe)
+    titles = [part.title or type(part).__name__ for part in made_of]
+    if not any(part.alone for part in made_of):
+        titles = [DPSGD.title, *titles]
     plain = Recipe(**{field: type(part)() for field, part in parts.items()})
     return Named(spelled(recipe), " + ".join(titles), plain, f"Combines {', '.join(titles)}.")
 
@@ -147,11 +177,13 @@ def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
     """The algorithm of that kind with those hyper-parameters, which are checked."""
     known = kind.options()
     for option in options.keys() - known.keys():
-        having = [name for name, other in ALGORITHMS.items() if option in other.options()]
+        having = [name for name, other in WITH_OPTIONS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
         because = f"{kind.name} has no such option" + (
             f"; it belongs to {', '.join(few)}" if few else ""
         )
+        if option == "local_steps" and kind.no_local_steps:
+            because = kind.no_local_steps
         raise BadValue(option, options[option], ", ".join(known), because)
     try:
         return kind(**options)

@@ -60,6 +60,8 @@ class Algorithm(BaseModel, ABC):
     """The property that the mixing weights must have."""
     static: ClassVar[bool] = False
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
+    no_local_steps: ClassVar[str] = ""
+    """Why it cannot take several steps from one averaging to the next, if it has no such option."""
 
     @classmethod
     def options(cls) -> dict[str, FieldInfo]:
@@ -99,6 +101,30 @@ class Algorithm(BaseModel, ABC):
     def gossip_rate(self) -> float:
         """The averaging rate of the extra gossip rounds in evaluation."""
         return float(getattr(self, "gamma", 1.0))
+
+    @property
+    def momentum_label(self) -> str:
+        """Its momentum, for tables of methods that are compared."""
+        found = self.settings()
+        if "beta1" in found:
+            return f"β₁ {found['beta1']:g}, β₂ {found['beta2']:g}"
+        if not found.get("momentum"):
+            return "none"
+        return f"{found['momentum']:g}" + ", Nesterov" * bool(found.get("nesterov"))
+
+    @property
+    def round_steps(self) -> int:
+        """Steps after which models are as averaged as they get; records are taken only then."""
+        return 1
+
+    def with_rate(self, factor: float) -> "Algorithm":
+        """The same at another averaging rate, γ times `factor`."""
+        if "gamma" not in type(self).model_fields or self.static:
+            having = "has no gamma" if not self.static else "needs the same weights in all steps"
+            raise BadValue(
+                "gamma_decay", self.name, "constant for this algorithm", f"{self.name} {having}"
+            )
+        return self.model_copy(update={"gamma": self.gossip_rate * factor})
 
     def check(self, topology: Topology) -> None:
         """Refuses a graph whose weights or changes the algorithm cannot handle."""
@@ -148,6 +174,20 @@ WeightDecay = Annotated[
         description="λ: adds λx to the final gradient, at the point where that gradient is taken.",
     ),
 ]
+Decoupled = Annotated[
+    bool,
+    Field(
+        description="How weights decay. False: λx is added to the gradient. True: every step also "
+        "shrinks the model by ηλx, whatever becomes of the gradient."
+    ),
+]
+DecayOn = Annotated[
+    Literal["all", "weights"],
+    Field(
+        description="Which parameters decay: all of them, or only weights, which leaves out biases "
+        "and norms (every tensor with a single dimension)."
+    ),
+]
 Rate = Annotated[
     float,
     Field(
@@ -156,6 +196,9 @@ Rate = Annotated[
         description="γ, the averaging rate: how far a gossip step goes towards the "
         "neighbourhood's mean.",
     ),
+]
+LocalSteps = Annotated[
+    int, Field(ge=1, le=MOST, description="τ, the steps from one averaging to the next.")
 ]
 GradientAt = Annotated[
     Literal["own", "mixed"],
@@ -183,15 +226,8 @@ CodecSpec = Annotated[str, AfterValidator(_checked)]
 """How values are encoded: dense, fp16, sign, topk:0.01, …"""
 
 
-def descend(
-    rule: Any, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
-) -> tuple[Tensor, Tensor]:
-    """SGD with the momentum, Nesterov and weight decay of `rule`: step and new momentum.
-
-    The step is what is to be added to the models; `at_AD` is where the gradient was taken.
-    """
-    if rule.weight_decay:
-        g_AD = g_AD + rule.weight_decay * at_AD
+def descend(rule: Any, g_AD: Tensor, v_AD: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    """SGD with the momentum and Nesterov of `rule`: what to add to the models, new momentum."""
     if rule.nesterov:
         v_AD = torch.add(g_AD, v_AD, alpha=rule.momentum)
         return torch.add(g_AD, v_AD, alpha=rule.momentum).mul_(-lr), v_AD
@@ -209,5 +245,8 @@ class MomentumSGD(Algorithm):
     def descend(
         self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float
     ) -> tuple[Tensor, Tensor]:
-        """The step to add to the models, and the new momentum."""
-        return descend(self, g_AD, at_AD, v_AD, lr)
+        """The step to add to the models, and the new momentum; `at_AD` is where the gradient was
+        taken."""
+        if self.weight_decay:
+            g_AD = g_AD + self.weight_decay * at_AD
+        return descend(self, g_AD, v_AD, lr)

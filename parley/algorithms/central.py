@@ -30,6 +30,7 @@ class Central(MomentumSGD):
     name = "central"
     title = "Central SGD"
     needs = "row-stochastic"
+    no_local_steps = "it averages gradients in every step; fedavg averages after local steps"
 
     def check(self, topology: Topology) -> None:
         """Accepts any graph, since it is not used."""

@@ -1,22 +1,27 @@
-"""Combinations by name: ``ngc+qgm``, ``compngc+choco``, ``ngc+push-sum``, ``tracking+sign``.
+"""Combinations by name: ``ngc+qgm``, ``dpsgd+adamw``, ``compngc+choco``, ``tracking+sign``.
 
 A name is one or more parts joined by ``+``, in any order, at most one of each kind. What is not
-named is as in D-PSGD: the agent's own gradient, SGD with momentum, gossip. A codec may be the
-last part: it sets `codec`, and selects CHOCO's rule if no averaging is named.
+named is as in D-PSGD: the agent's own gradient, SGD with momentum, gossip; ``dpsgd`` may say so. A
+codec may be the last part: it sets `codec`, and selects CHOCO's rule if no averaging is named.
 """
 
 from typing import Any
 
 from parley.algorithms.adagossip import AdaptiveGossip
+from parley.algorithms.adam import Adam, AdamW
 from parley.algorithms.cga import Projection
 from parley.algorithms.choco import DifferenceGossip
+from parley.algorithms.clip import Clip
 from parley.algorithms.compcga import CompressedProjection
 from parley.algorithms.compngc import CompressedClustering
 from parley.algorithms.deepsqueeze import CompensatedGossip
+from parley.algorithms.dpsgd import DPSGD
+from parley.algorithms.lion import Lion
 from parley.algorithms.ngc import Clustering
 from parley.algorithms.parts import Gossip, Part
 from parley.algorithms.qgm import QuasiGlobal
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.recipe import PLAIN, Named, Recipe
+from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import PushSum
 from parley.algorithms.tracking import Tracking
 from parley.errors import BadValue, unknown_name
@@ -25,10 +30,11 @@ from parley.wire.codec import EXAMPLES
 KINDS: dict[str, tuple[str, tuple[type[Part], ...]]] = {
     "gradient": (
         "gradient",
-        (Clustering, CompressedClustering, Projection, CompressedProjection),
+        (Clustering, CompressedClustering, Projection, CompressedProjection, SharpnessAware),
     ),
     "correction": ("correction", (Tracking,)),
-    "update": ("update", (QuasiGlobal,)),
+    "clipping": ("clipping", (Clip,)),
+    "update": ("update", (QuasiGlobal, Adam, AdamW, Lion)),
     "averaging": (
         "averaging",
         (Gossip, DifferenceGossip, CompensatedGossip, AdaptiveGossip),
@@ -59,6 +65,8 @@ def compose(name: str) -> Named:
     ('ngc+qgm', 'NGC + QGM α=0.5')
     """
     words = [word.strip() for word in name.split("+")]
+    plain = PLAIN in words
+    words = [word for word in words if word != PLAIN]
     codec = next((w for w in words if w not in PARTS and w.partition(":")[0] in CODECS), None)
     found: dict[str, type[Part]] = {}
     for word in (w for w in words if w != codec):
@@ -73,13 +81,20 @@ def compose(name: str) -> Named:
     if codec and "averaging" not in found:
         found["averaging"] = DifferenceGossip
     chosen = [part for part in PARTS.values() if part in found.values()]
+    for part in chosen if plain else ():
+        if part.alone and part is not QuasiGlobal:
+            because = (
+                f"dpsgd stands for the own gradient and gossip, and {part.word} is another choice"
+            )
+            raise BadValue("algorithm", name, "+".join(w for w in words), because)
     parts: dict[str, Any] = {field: part() for field, part in found.items()}
     if codec:
         parts["averaging"] = found["averaging"](codec=codec)
     end = [codec] if codec else []
-    titles = [part.title for part in chosen] + end
+    bare = not codec and not any(part.alone for part in chosen)
+    titles = [DPSGD.title] * bare + [part.title for part in chosen] + end
     return Named(
-        "+".join([part.word for part in chosen] + end),
+        "+".join([PLAIN] * bare + [part.word for part in chosen] + end),
         " + ".join(titles),
         Recipe(**parts),
         f"Combines {', '.join(titles)}.",

@@ -40,6 +40,7 @@ class D2(Algorithm):
     title = "D²"
     needs = "symmetric"
     static = True
+    no_local_steps = "it takes single gradients out of the next step; led is d2 with local steps"
 
     gamma: float = Field(0.5, gt=0, le=1)
     """γ, the averaging rate. 0.5 works with every symmetric W; some graphs allow more."""
@@ -49,11 +50,7 @@ class D2(Algorithm):
     def check(self, topology: Topology) -> None:
         """Also refuses a γ for which the smallest eigenvalue is not above -1/3."""
         super().check(topology)
-        most = (4 / 3) / (1 - topology.lambda_min) if topology.lambda_min < 1 else float("inf")
-        if self.gamma >= most - 1e-9:
-            least = 1 - self.gamma * (1 - topology.lambda_min)
-            because = f"d2 needs (1 - γ) I + γ W to have eigenvalues above -1/3, here {least:.4g}"
-            raise BadValue("gamma", self.gamma, f"below {most:.4g} on {topology.name}", because)
+        check_rate(self.name, self.gamma, topology)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """As if the agents had been at rest with no gradient, so that the first step is plain."""
@@ -66,3 +63,12 @@ class D2(Algorithm):
         s_AD = lr * (g_AD + self.weight_decay * x_AD)
         new_AD = hood.mix(2 * x_AD - old_AD - s_AD + s_old_AD, self.gamma)
         return Stepped(State(new_AD, x_AD, s_AD), loss_A)
+
+
+def check_rate(name: str, gamma: float, topology: Topology) -> None:
+    """Refuses an averaging rate at which (1 - γ) I + γ W has an eigenvalue of -1/3 or less."""
+    most = (4 / 3) / (1 - topology.lambda_min) if topology.lambda_min < 1 else float("inf")
+    if gamma >= most - 1e-9:
+        least = 1 - gamma * (1 - topology.lambda_min)
+        because = f"{name} needs (1 - γ) I + γ W to have eigenvalues above -1/3, here {least:.4g}"
+        raise BadValue("gamma", gamma, f"below {most:.4g} on {topology.name}", because)

@@ -30,6 +30,7 @@ class DecentLaM(Algorithm):
 
     name = "decentlam"
     title = "DecentLaM"
+    no_local_steps = "its momentum is that of whole steps, averaging included"
 
     momentum: Momentum = 0.9
     gamma: Rate = 1.0

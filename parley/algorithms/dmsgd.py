@@ -30,6 +30,7 @@ class DMSGD(MomentumSGD):
 
     name = "dmsgd"
     title = "DMSGD"
+    no_local_steps = "it averages before it steps; dpsgd with nesterov momentum takes local steps"
 
     momentum: Momentum = 0.9
     nesterov: bool = True

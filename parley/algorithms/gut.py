@@ -43,6 +43,7 @@ class GUT(MomentumSGD):
     name = "gut"
     title = "GUT"
     static = True
+    no_local_steps = "what it tracks are whole steps, averaging included"
 
     gamma: Rate = 1.0
     gradient_at: GradientAt = "own"

@@ -33,6 +33,7 @@ class MomentumTracking(Algorithm):
 
     name = "momentum-tracking"
     title = "Momentum tracking"
+    no_local_steps = "what it tracks is sent in every step; kgt tracks gradients over local steps"
 
     momentum: Momentum = 0.9
     gamma: Rate = 1.0

@@ -17,6 +17,8 @@ from torch import Tensor
 from parley.algorithms.base import (
     CONFIG,
     CodecSpec,
+    DecayOn,
+    Decoupled,
     Momentum,
     Nesterov,
     Rate,
@@ -42,6 +44,8 @@ class Part(BaseModel):
     word: ClassVar[str] = ""
     """Its word in the name of a recipe; empty for parts that names leave out."""
     title: ClassVar[str] = ""
+    alone: ClassVar[bool] = True
+    """Whether its word names an algorithm by itself; otherwise ``dpsgd`` stands before it."""
 
 
 # --- gradients --------------------------------------------------------------------------------
@@ -96,6 +100,9 @@ class Own(GradientRule):
 class UpdateRule(Part, ABC):
     """The step that follows from a gradient."""
 
+    learns_from_averages: ClassVar[bool] = False
+    """Whether `settle` reads anything off the averaged models."""
+
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
         """Its state before the first step."""
@@ -104,9 +111,35 @@ class UpdateRule(Part, ABC):
     def apply(self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float) -> tuple[Tensor, Any]:
         """What to add to the models; `at_AD` is where the gradient was taken."""
 
+    def step(
+        self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float, hood: Neighbourhood
+    ) -> tuple[Tensor, Any]:
+        """`apply`, and whatever needs to know about the model beside its numbers."""
+        return self.apply(state, g_AD, at_AD, lr)
+
     def settle(self, state: Any, old_AD: Tensor, new_AD: Tensor, lr: float) -> Any:
         """Updates its state once all is averaged, from how the models have moved."""
         return state
+
+
+class DecayingRule(UpdateRule, ABC):
+    """An update rule under which weights decay."""
+
+    weight_decay: WeightDecay = 0.0
+    decoupled: Decoupled = False
+    decay_on: DecayOn = "all"
+
+    def step(
+        self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float, hood: Neighbourhood
+    ) -> tuple[Tensor, Any]:
+        """`apply` with λx in the gradient, or with -ηλx beside it."""
+        if not self.weight_decay:
+            return self.apply(state, g_AD, at_AD, lr)
+        decayed_AD = at_AD if self.decay_on == "all" else at_AD * hood.task.weights_D
+        if not self.decoupled:
+            return self.apply(state, g_AD + self.weight_decay * decayed_AD, at_AD, lr)
+        d_AD, state = self.apply(state, g_AD, at_AD, lr)
+        return d_AD - lr * self.weight_decay * decayed_AD, state
 
 
 class Velocity(NamedTuple):
@@ -115,12 +148,11 @@ class Velocity(NamedTuple):
     v_AD: Tensor
 
 
-class SGD(UpdateRule):
+class SGD(DecayingRule):
     """Stochastic gradient descent with heavy-ball or Nesterov momentum."""
 
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
-    weight_decay: WeightDecay = 0.0
 
     def init(self, x_AD: Tensor) -> Velocity:
         """Momentum starts at zero."""
@@ -130,7 +162,7 @@ class SGD(UpdateRule):
         self, state: Velocity, g_AD: Tensor, at_AD: Tensor, lr: float
     ) -> tuple[Tensor, Velocity]:
         """v = βv - ηg, and the other form."""
-        d_AD, v_AD = descend(self, g_AD, at_AD, state.v_AD, lr)
+        d_AD, v_AD = descend(self, g_AD, state.v_AD, lr)
         return d_AD, Velocity(v_AD)
 
 
@@ -244,6 +276,14 @@ def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, channel: Channel) -> t
 # --- optional parts ---------------------------------------------------------------------------
 
 
+class ClippingRule(Part, ABC):
+    """A bound on the gradients, after their correction and before the update."""
+
+    @abstractmethod
+    def apply(self, g_AD: Tensor) -> Tensor:
+        """The gradients within the bound."""
+
+
 class Correction(Part, ABC):
     """A correction of the gradients that uses the neighbours'."""
 
@@ -286,3 +326,7 @@ class Debias(Part, ABC):
     @abstractmethod
     def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:
         """The models again."""
+
+    @abstractmethod
+    def local(self, state: Any, x_AD: Tensor, d_AD: Tensor) -> Tensor:
+        """The models after a step that nobody is told about."""

@@ -9,14 +9,14 @@ With ``nesterov=False`` the step is -η m. β `momentum`, μ `mu`, η `lr`, γ `
 hosted here, D flat parameters.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, Momentum
-from parley.algorithms.parts import Gossip, Own, UpdateRule
+from parley.algorithms.base import Momentum
+from parley.algorithms.parts import DecayingRule, Gossip, Own
 from parley.algorithms.recipe import Named, Recipe
 
 
@@ -26,7 +26,7 @@ class Direction(NamedTuple):
     m_AD: Tensor
 
 
-class QuasiGlobal(UpdateRule):
+class QuasiGlobal(DecayingRule):
     """QGM's update rule."""
 
     word = "qgm"
@@ -36,8 +36,7 @@ class QuasiGlobal(UpdateRule):
     """μ, how slowly the momentum follows the models."""
     nesterov: bool = True
     """True: the step is -η(g + βm). False: it is -ηm."""
-    weight_decay: float = Field(0.0, ge=0, le=MOST)
-    """λ: adds λx to the gradient."""
+    learns_from_averages: ClassVar[bool] = True
 
     def init(self, x_AD: Tensor) -> Direction:
         """Momentum starts at zero."""
@@ -47,7 +46,6 @@ class QuasiGlobal(UpdateRule):
         self, state: Direction, g_AD: Tensor, at_AD: Tensor, lr: float
     ) -> tuple[Tensor, Direction]:
         """-η (g + β m), m = β m̂ + g."""
-        g_AD = g_AD + self.weight_decay * at_AD
         m_AD = self.momentum * state.m_AD + g_AD
         return -lr * (g_AD + self.momentum * m_AD if self.nesterov else m_AD), state
 

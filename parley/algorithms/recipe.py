@@ -1,7 +1,7 @@
 """Algorithms made of parts: a gradient rule, an update rule and an averaging rule.
 
     g  = gradient(x)        own, NGC's clusters or CGA's projection; as it is, or tracked
-    d  = update(g)          SGD with momentum, or quasi-global momentum
+    d  = update(g)          SGD with momentum, Adam, Lion or quasi-global momentum; g may be clipped
     x⁺ = average(x + d)     gossip, CHOCO, DeepSqueeze or AdaGossip; with push-sum or without
     x⁺ = average(x) + d     where the gradient needs the neighbours' models, or the mixed one, first
 
@@ -18,11 +18,18 @@ from pydantic import Field, SerializeAsAny, model_validator
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
-from parley.algorithms.base import Algorithm, GradientAt, Stepped, choices_as_run
+from parley.algorithms.base import (
+    Algorithm,
+    GradientAt,
+    LocalSteps,
+    Stepped,
+    choices_as_run,
+)
 from parley.algorithms.parts import (
     MODELS,
     SGD,
     AveragingRule,
+    ClippingRule,
     Correction,
     Debias,
     Gossip,
@@ -36,7 +43,7 @@ from parley.errors import BadValue
 from parley.graphs import Property
 from parley.neighbourhood import Neighbourhood
 
-PARTS = ("update", "averaging", "gradient", "correction", "debias")
+PARTS = ("update", "averaging", "gradient", "correction", "clipping", "debias")
 """The fields of a recipe that hold parts, in the order in which their options are listed."""
 
 
@@ -66,10 +73,12 @@ class Recipe(Algorithm):
 
     gradient: SerializeAsAny[GradientRule] = Own()
     correction: SerializeAsAny[Correction] | None = None
+    clipping: SerializeAsAny[ClippingRule] | None = None
     update: SerializeAsAny[UpdateRule] = SGD()
     averaging: SerializeAsAny[AveragingRule] = Gossip()
     debias: SerializeAsAny[Debias] | None = None
     gradient_at: GradientAt = "own"
+    local_steps: LocalSteps = 1
     called: Any = Field(None, exclude=True, repr=False)
     """The `Named` that created it; otherwise the name follows from the parts."""
 
@@ -87,6 +96,8 @@ class Recipe(Algorithm):
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration. The order of calls is also the order of messages: nothing is waited for
         until everything that does not depend on it has been computed."""
+        if (batch.step + 1) % self.local_steps:
+            return self._alone(state, hood, batch, lr)
         x_AD, gradient, correction, update, averaging, debias = state
         n_AD, by_I1 = x_AD, None
         if self.debias:
@@ -106,7 +117,9 @@ class Recipe(Algorithm):
         g_AD, loss_A, gradient = self.gradient.apply(gradient, at_AD, x_I, hood, batch)
         if self.correction:
             g_AD, correction = self.correction.apply(correction, g_AD, hood, self.averaging)
-        d_AD, update = self.update.apply(update, g_AD, at_AD, lr)
+        if self.clipping:
+            g_AD = self.clipping.apply(g_AD)
+        d_AD, update = self.update.step(update, g_AD, at_AD, lr, hood)
         if not average_first:
             n_AD = n_AD + d_AD
             sent, averaging = self.averaging.send(averaging, n_AD, hood, MODELS)
@@ -120,6 +133,41 @@ class Recipe(Algorithm):
         update = self.update.settle(update, x_AD, new_AD, lr)
         return Stepped(State(new_AD, gradient, correction, update, averaging, debias), loss_A)
 
+    def _alone(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+        """A local step: nobody sends anything."""
+        x_AD = state.x_AD
+        g_AD, loss_A, gradient = self.gradient.apply(state.gradient, x_AD, None, hood, batch)
+        if self.clipping:
+            g_AD = self.clipping.apply(g_AD)
+        d_AD, update = self.update.step(state.update, g_AD, x_AD, lr, hood)
+        new_AD = self.debias.local(state.debias, x_AD, d_AD) if self.debias else x_AD + d_AD
+        return Stepped(state._replace(x_AD=new_AD, gradient=gradient, update=update), loss_A)
+
+    @property
+    def round_steps(self) -> int:
+        """Models are averaged after τ steps."""
+        return self.local_steps
+
+    def with_rate(self, factor: float) -> "Recipe":
+        """The same at another averaging rate, γ times `factor`."""
+        gamma = self.averaging.gamma * factor
+        averaging = self.averaging.model_copy(update={"gamma": gamma})
+        return self.model_copy(update={"averaging": averaging})
+
+    @property
+    def no_local_steps(self) -> str:  # type: ignore[override]
+        """Why it cannot take several steps from one averaging to the next, if it cannot."""
+        if self.gradient.looks_around:
+            word = self.gradient.word
+            return f"{word} takes gradients at the neighbours' models, which every step has to send"
+        if self.correction:
+            return "tracked gradients are sent in every step; kgt tracks them over local steps"
+        if self.update.learns_from_averages:
+            return f"the momentum of {self.update.word} follows each averaging"
+        if self.gradient_at == "mixed":
+            return "gradient_at=mixed averages before each step"
+        return ""
+
     def parts(self) -> Iterator[tuple[str, Part]]:
         """The parts that are present, by field."""
         return ((field, part) for field in PARTS if (part := getattr(self, field)) is not None)
@@ -129,6 +177,8 @@ class Recipe(Algorithm):
         found: dict[str, Any] = {}
         if not given or "gradient_at" in self.model_fields_set:
             found["gradient_at"] = self.gradient_at
+        if not given or "local_steps" in self.model_fields_set:
+            found["local_steps"] = self.local_steps
         for _, part in self.parts():
             found |= part.model_dump(exclude_unset=given)
         return found
@@ -197,7 +247,7 @@ class Recipe(Algorithm):
         return hash(self._made_of())
 
     def _made_of(self) -> tuple[Any, ...]:
-        return (*(getattr(self, field) for field in PARTS), self.gradient_at)
+        return (*(getattr(self, field) for field in PARTS), self.gradient_at, self.local_steps)
 
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
@@ -228,12 +278,15 @@ class Recipe(Algorithm):
         if self.gradient_at == "mixed" and (not plain or self.correction or self.debias):
             because = f"{spelled(self)} takes gradients at the agent's own model, then averages"
             raise BadValue("gradient_at", "mixed", "own", because)
+        if self.local_steps > 1 and (because := self.no_local_steps):
+            raise BadValue("local_steps", self.local_steps, "1", because)
         return self
 
 
 def in_a_name(recipe: Recipe) -> list[Part]:
     """The parts that a recipe is named after: defaults are left out."""
-    parts = (recipe.gradient, recipe.correction, recipe.update, recipe.averaging, recipe.debias)
+    gradient = (recipe.gradient, recipe.correction, recipe.clipping)
+    parts = (*gradient, recipe.update, recipe.averaging, recipe.debias)
     dense = recipe.averaging == Gossip(gamma=recipe.averaging.gamma)
     silent = (Own, SGD, Gossip) if dense else (Own, SGD)
     return [part for part in parts if part and type(part) not in silent] or [recipe.averaging]
@@ -241,7 +294,13 @@ def in_a_name(recipe: Recipe) -> list[Part]:
 
 def spelled(recipe: Recipe) -> str:
     """The words of those parts joined by ``+``."""
-    return "+".join(part.word or type(part).__name__.lower() for part in in_a_name(recipe))
+    parts = in_a_name(recipe)
+    words = [part.word or type(part).__name__.lower() for part in parts]
+    return "+".join(words if any(part.alone for part in parts) else [PLAIN, *words])
+
+
+PLAIN = "dpsgd"
+"""What stands in a name for everything that the other words say nothing about."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +330,11 @@ class Named:
         """Whether the graph must not change."""
         return self.recipe.static
 
+    @property
+    def no_local_steps(self) -> str:
+        """Why it cannot take several steps from one averaging to the next, if it cannot."""
+        return self.recipe.no_local_steps
+
     def options(self) -> dict[str, FieldInfo]:
         """The hyper-parameters by name: what flags, TOML keys and help are made from."""
         found: dict[str, FieldInfo] = {}
@@ -280,6 +344,8 @@ class Named:
                 found[name] = info if value == info.default else _with_default(info, value)
             if field == "averaging":
                 found["gradient_at"] = Recipe.model_fields["gradient_at"]
+                if not self.no_local_steps:
+                    found["local_steps"] = Recipe.model_fields["local_steps"]
         return {name: info for name, info in found.items() if name not in self.without}
 
     def about(self) -> str:
@@ -296,7 +362,7 @@ class Named:
         for field, part in self.recipe.parts():
             mine = {k: v for k, v in options.items() if k in type(part).model_fields}
             parts[field] = type(part)(**part.model_dump(exclude_unset=True) | mine)
-        own = {k: v for k, v in options.items() if k == "gradient_at"}
+        own = {k: v for k, v in options.items() if k in ("gradient_at", "local_steps")}
         return Recipe(**parts, **own, called=self)
 
     def as_run(self, **options: Any) -> Recipe:

@@ -40,6 +40,7 @@ class RelaySGD(MomentumSGD):
     name = "relaysgd"
     title = "RelaySGD"
     needs = "row-stochastic"
+    no_local_steps = "its sums are passed on in every step"
 
     def check(self, topology: Topology) -> None:
         """Refuses graphs that are not trees; weights are not used."""

@@ -52,6 +52,10 @@ class PushSum(Debias):
         """z = x / w."""
         return n_AD / state.w_A1
 
+    def local(self, state: Weights, x_AD: Tensor, d_AD: Tensor) -> Tensor:
+        """The step is of w z; w stays as it is."""
+        return x_AD + d_AD / state.w_A1
+
 
 SGP = Named(
     "sgp",

@@ -43,6 +43,7 @@ class SkewScout(MomentumSGD):
 
     name = "skewscout"
     title = "SkewScout"
+    no_local_steps = "it chooses by itself how many steps to take from one averaging to the next"
 
     gamma: Rate = 1.0
     tolerance: float = Field(0.05, ge=0, le=1)

@@ -69,12 +69,19 @@ class SwarmSGD(MomentumSGD):
         >>> SwarmSGD(pairs="many").drawn(ring(4).edges, seed=0, meeting=7)
         [(0, 3), (1, 2)]
         """
-        edges = [(i, j) for j, i in edges if i < j]
-        numbers = np.random.default_rng(np.random.SeedSequence([seed, 6, meeting]))
-        taken: list[tuple[int, int]] = []
-        busy: set[int] = set()
-        for e in numbers.permutation(len(edges)).tolist():
-            if busy.isdisjoint(edges[e]) and (self.pairs == "many" or not taken):
-                taken.append(edges[e])
-                busy.update(edges[e])
-        return sorted(taken)
+        return matching(edges, seed, meeting, None if self.pairs == "many" else 1)
+
+
+def matching(
+    edges: Sequence[Edge], seed: int, meeting: int, most: int | None = None
+) -> list[tuple[int, int]]:
+    """Random edges of which no two share an agent, drawn one after the other until no more fit."""
+    edges = [(i, j) for j, i in edges if i < j]
+    numbers = np.random.default_rng(np.random.SeedSequence([seed, 6, meeting]))
+    taken: list[tuple[int, int]] = []
+    busy: set[int] = set()
+    for e in numbers.permutation(len(edges)).tolist():
+        if busy.isdisjoint(edges[e]) and (most is None or len(taken) < most):
+            taken.append(edges[e])
+            busy.update(edges[e])
+    return sorted(taken)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from parley.algorithms import ALGORITHMS
+from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
 from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
 
@@ -62,7 +62,12 @@ def _shown(default: object) -> str:
 
 def _hyper_parameter(name: str) -> inspect.Parameter:
     """The flag for a hyper-parameter of several algorithms, each with its own default and range."""
-    having = {k: a.options()[name] for k, a in ALGORITHMS.items() if name in a.options()}
+    own = {word for word, part in PARTS.items() if name in part.model_fields}
+    having = {
+        key: kind.options()[name]
+        for key, kind in WITH_OPTIONS.items()
+        if name in kind.options() and (key in ALGORITHMS or key in own)
+    }
     lacking = [key for key in ALGORITHMS if key not in having]
     of_default: dict[str, list[str]] = {}
     described: dict[str, list[FieldInfo]] = {}
@@ -97,7 +102,7 @@ def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
             yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
-    for name in dict.fromkeys(n for a in ALGORITHMS.values() for n in a.options()):
+    for name in dict.fromkeys(n for a in WITH_OPTIONS.values() for n in a.options()):
         yield _hyper_parameter(name)
     help_ = "Sets all choices in which the NGC paper and its authors' code differ; other flags "
     yield _flag("variant", f"{help_}override it. One of {', '.join(VARIANTS)}.", HYPER)

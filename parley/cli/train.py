@@ -125,6 +125,11 @@ def _part_of_test_samples(done: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
+def _early_end(done: dict[str, Any]) -> dict[str, str]:
+    why = done.get("stopped")
+    return {"stopped": f"after epoch {done['epochs']}: {why}"} if why else {}
+
+
 def summary_table(done: dict[str, Any]) -> Table:
     """The results of a run."""
     lines = {
@@ -134,6 +139,7 @@ def summary_table(done: dict[str, Any]) -> Table:
         "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
         **_absent(done),
         **_part_of_test_samples(done),
+        **_early_end(done),
         "loss, averaged model": f"{done['loss']:.4f}",
         "consensus distance": f"{done['consensus_distance']:.4g}",
         "models sent per agent": f"{done['bytes_models'] / 1e6:.3f} MB",

@@ -66,13 +66,14 @@ class Position:
     """The records of the epochs that are written."""
 
     @classmethod
-    def saved(cls, out: Path | None, hosted: Sequence[int], steps_per_epoch: int) -> Self:
-        """The position of the newest checkpoint of a worker with these agents."""
+    def saved(cls, out: Path | None, hosted: Sequence[int], end_of: Callable[[int], int]) -> Self:
+        """The position of the newest checkpoint of a worker with these agents; `end_of` gives the
+        last step of an epoch."""
         found = checkpoint.models(out, hosted) if out else None
         if found is None:
             return cls()
         epoch, about = found.about["epoch"], found.about
-        step = epoch * steps_per_epoch
+        step = end_of(epoch)
         return cls(epoch, step, found.state, about["seconds"], about["samples"], found.sent)
 
 
@@ -234,7 +235,7 @@ class Recovery:
         run, board, mine = self.run, self.journal.board, self.before
         said = board.share("position", [mine.epoch, mine.step], tuple[int, int])
         epoch = max(0, *(e for e, _ in said))
-        start = epoch * run.steps_per_epoch
+        start = run.pace.end_of(epoch)
         step = max(start, *(s for _, s in said))
         behind = [index for index, (_, s) in enumerate(said) if s < start or s < 0]
         fresh = len(behind) == len(said)
@@ -271,6 +272,7 @@ class Recovery:
         known = [record for record in known if record["epoch"] <= epoch]
         shared = board.share("records", known if board.rank == foremost else [], list[Written])
         journal.records, journal.epoch = shared[foremost], epoch
+        self.run.records = list(journal.records)
         if folder:
             checkpoint.drop_after(folder.path, epoch)
             if journal.keeper:

@@ -29,10 +29,11 @@ from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
-from parley.compute import kernels
+from parley.compute import choose, kernels
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.stopping import Callbacks
 from parley.store.folder import RunFolder
 from parley.training.run import device_of
 from parley.wire.placement import blocks
@@ -50,13 +51,16 @@ def execute(
     resume: bool,
     watch: Watcher,
     host: Host | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Outcome | None:
     """Runs the experiment; returns its outcome, or None on workers other than the first.
 
     `load` creates the problem; with several workers it is called in each of them, with the agents
     that it hosts. `host` is what only this host knows.
     """
+    # Refused before anything is written.
     device_of(experiment.device)
+    choose.check_name(experiment.engine)
     mine = (host or Host()).hosted()
     launched = started_by_launcher()
     world = int(os.environ["WORLD_SIZE"]) if launched else experiment.workers
@@ -67,7 +71,7 @@ def execute(
         because = f"the launcher started {world} processes"
         raise BadValue("workers", experiment.workers, f"{world}", because)
     experiment = experiment.replace(workers=world) if launched else experiment
-    assignment = Assignment(experiment, load, out, resume, watch, mine)
+    assignment = Assignment(experiment, load, out, resume, watch, mine, callbacks or Callbacks())
     if launched:
         return work(assignment, as_launched(experiment))
     if mine is not None and set(mine) != set(range(experiment.agents)):
@@ -120,7 +124,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
 
 
 def _started(assignment: Assignment, rank: int, port: int) -> BaseProcess:
-    told = replace(assignment, watch=unwatched)
+    told = replace(assignment, watch=unwatched, callbacks=assignment.callbacks.silent())
     arguments = (dict(os.environ), told, rank, port)
     process: BaseProcess = context(__name__).Process(
         target=_other_worker, args=arguments, daemon=True

@@ -28,12 +28,14 @@ from parley.cluster.noticeboard import Board, Member, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
+from parley.stopping import Callbacks
 from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.store.journal import Count, Journal
 from parley.store.lock import Hold
 from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
+from parley.training.pace import last_step
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.guard import Suspicious
@@ -67,6 +69,8 @@ class Assignment:
     watch: Watcher = unwatched
     mine: Sequence[int] | None = None
     """The agents that this host claims; None: a share of the unclaimed ones."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    """What worker 0 asks whether to continue."""
     version: str = field(default_factory=handshake.code)
     """The version of the code. Workers started by this process inherit it: they run the same files,
     whatever has been committed since."""
@@ -148,7 +152,8 @@ class Worker:
         self.agents = describe(self.problem, held)
         self._take_hold(lobby)
         if self.membership and self.resume:
-            self.position = Position.saved(assignment.out, hosted, self.steps_per_epoch)
+            end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
+            self.position = Position.saved(assignment.out, hosted, end_of)
 
     def _take_hold(self, lobby: Board) -> None:
         """Nothing in the folder is read before it belongs to this run."""
@@ -205,8 +210,15 @@ class Worker:
         placement = Placement(graph, seats, board.rank, numbers)
         transport = self.meeting.transport(placement)
         problem = replace(self.problem, topology=graph)
+        callbacks = self.assignment.callbacks
         run = Run(
-            self.experiment, problem, transport, self.task, self.steps_per_epoch, self.test_samples
+            self.experiment,
+            problem,
+            transport,
+            self.task,
+            self.steps_per_epoch,
+            self.test_samples,
+            callbacks if board.rank == 0 else callbacks.silent(),
         )
         journal = Journal(self.hold, board)
         journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)

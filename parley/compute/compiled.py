@@ -27,10 +27,11 @@ from parley.compute.task import Task, cross_entropy
 from parley.data import Batch
 from parley.errors import BadValue
 
-CHUNK = 32
-"""Samples that pass through a network together, or half as many where they would take more than"""
-ROOM = 48 << 20
-"""bytes: what a core may hope to find in the last cache."""
+VECTORS, FEWER = 4, 2
+"""Vectors of samples that pass through a network together, if all of it then fits into"""
+NEAR = 1 << 20
+"""bytes, about the second cache, and otherwise: a tile of six channels by two vectors computes as
+fast, and what passes between two layers is half as large."""
 WORTH_A_THREAD = 5e8
 """Floating-point operations from which on a call is shared out among threads, some milliseconds:
 with less, waking them costs more than they give."""
@@ -246,15 +247,11 @@ class FusedEngine(Engine):
         offsets = dict(zip(self.task.names, ends, strict=False))
         lanes = kernels.lanes()
 
-        def plan(samples: int) -> Plan:
-            return Plan(
-                network, offsets, self.task.size, max(1, samples // lanes), _loss(self.task)
-            )
+        def plan(vectors: int) -> Plan:
+            return Plan(network, offsets, self.task.size, vectors, _loss(self.task))
 
-        made = plan(CHUNK)
-        if made.vectors * lanes * 4 > ROOM:
-            made = plan(CHUNK // 2)
-        return made
+        made = plan(VECTORS)
+        return made if made.vectors * lanes * 4 <= NEAR else plan(FEWER)
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing

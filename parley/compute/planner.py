@@ -155,13 +155,13 @@ class _Spans:
         return self._in_place(spans)
 
     def _in_place(self, spans: list[_Span]) -> list[_Span]:
-        """A sum takes the place of a term that nobody reads again."""
+        """A sum or an activation takes the place of a value that nobody reads again."""
         for k, step in enumerate(self.steps):
-            if step.operation != "addition":
+            if step.operation not in ("addition", "activation"):
                 continue
             for value in step.inputs:
                 span, result = spans[value], spans[k + 1]
-                if value and span.end == k and step.inputs[0] != step.inputs[1]:
+                if value and span.end == k and len({*step.inputs}) == len(step.inputs):
                     result.begin = span.begin
                     spans[value] = spans[k + 1] = result
                     break

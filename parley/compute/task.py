@@ -108,6 +108,9 @@ class Task:
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()
         )
         """Whether a forward pass draws random numbers (dropout)."""
+        of_weights = [torch.full((p.numel(),), p.ndim > 1) for p in learned.values()]
+        self.weights_D = torch.cat(of_weights).to(device=device, dtype=dtype)
+        """1 for entries of weights, 0 for those of biases and norms, which have one dimension."""
         self._start = torch.cat([p.detach().flatten() for p in learned.values()])
 
     def start(self) -> Tensor:

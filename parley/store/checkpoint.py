@@ -4,7 +4,7 @@ Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D fl
 
 Each worker writes the rows of the agents it hosts into
 ``checkpoint/epoch-000012/worker-0.safetensors`` along with the numbers of those agents and edges,
-so that another placement can read what it needs. The two newest epochs are kept.
+so that another placement can read what it needs. The newest `keep` epochs are kept.
 """
 
 import json
@@ -82,10 +82,15 @@ def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[st
         raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
 
 
-def prune(run: Path, epoch: int) -> None:
+def size(run: Path, epoch: int) -> int:
+    """Bytes of what this host sees of a checkpoint."""
+    return sum(path.stat().st_size for path in _parts(folder(run, epoch)))
+
+
+def prune(run: Path, epoch: int, kept: int = KEPT) -> None:
     """Removes all but the newest checkpoints; called once every worker has written that epoch's."""
     # Every worker may do this at once, and a fast one may already be writing the next.
-    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-KEPT]:
+    for _, path in [f for f in _folders(run) if f[0] <= epoch][:-kept]:
         shutil.rmtree(path, ignore_errors=True)
 
 

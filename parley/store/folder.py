@@ -16,6 +16,7 @@ summary.json        written when the run is complete
 """
 
 import json
+import logging
 import os
 import platform
 import shlex
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from parley.errors import BadValue, ParleyError
 from parley.files import append_line, is_partial, make_folder, write_atomically
+from parley.schedule import depends_on_length
 from parley.store.status import LOCK
 from parley.training.record import Record, parse_records
 from parley.version import __version__, commit
@@ -35,6 +37,8 @@ from parley.version import __version__, commit
 if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
     from parley.algorithms import Kind
     from parley.experiment import Experiment
+
+log = logging.getLogger(__name__)
 
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
@@ -92,7 +96,9 @@ class RunFolder:
                     f"out: {str(self.path)!r} holds a different experiment "
                     f"(they differ in {', '.join(differing)}); choose another folder"
                 )
-            if not resume:
+            if resume:
+                self._check_length(experiment)
+            else:
                 raise ParleyError(
                     f"out: {str(self.path)!r} already holds this experiment; "
                     "add --resume to continue it, or choose another folder"
@@ -102,6 +108,40 @@ class RunFolder:
         present = self.path.iterdir() if self.path.exists() else iter(())
         if not all(p.name.startswith(LOCK) or is_partial(p, EXPERIMENT) for p in present):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
+
+    def _check_length(self, experiment: "Experiment") -> None:
+        path = self.path / RECORDS
+        records, _ = parse_records(path.read_bytes() if path.exists() else b"")
+        trained = max((record["epoch"] for record in records), default=0)
+        if experiment.epochs < trained:
+            because = f"{self.path} has trained {trained} epochs already"
+            raise BadValue("epochs", experiment.epochs, f"at least {trained}", because)
+
+    def goes_on_for(self, experiment: "Experiment") -> bool:
+        """Whether the folder holds this run with another end."""
+        other = self.experiment(experiment.algorithm.kind)
+        return other is not None and any(
+            getattr(experiment, field) != getattr(other, field) for field in ("epochs", "stop_when")
+        )
+
+    def extend(self, experiment: "Experiment") -> None:
+        """Gives the run that the folder holds another end: it is no longer complete."""
+        if not self.goes_on_for(experiment):
+            return
+        other = self.experiment(experiment.algorithm.kind)
+        for field in ("lr_decay", "gamma_decay"):
+            spec = getattr(experiment, field)
+            longer = other is not None and other.epochs != experiment.epochs
+            if longer and depends_on_length(spec):
+                log.warning(
+                    "%s %s depends on the number of epochs: what is trained already followed the "
+                    "schedule of %d epochs, so this is not the run of %d from the start",
+                    *(field, spec, other.epochs if other else 0, experiment.epochs),
+                )
+        with self._writing():
+            write_atomically(self.path / EXPERIMENT, experiment.to_toml())
+            for name in (SUMMARY, CONFUSION):
+                (self.path / name).unlink(missing_ok=True)
 
     def touch(self, mark: Path) -> None:
         """Creates the folder and an empty file in it."""

@@ -22,6 +22,8 @@ from parley.wire.transport import Transport
 
 log = logging.getLogger(__name__)
 
+LARGE = 1e9
+"""Bytes of a checkpoint above which the user is warned."""
 Count = Annotated[int, Field(ge=0, le=1 << 48)]
 """Of epochs, samples and the like, as another worker may say it."""
 
@@ -60,6 +62,7 @@ class Journal:
         self.records: list[Record] = []
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
+        self._warned = False
 
     @property
     def locked(self) -> bool:
@@ -82,6 +85,7 @@ class Journal:
         own.unlink(missing_ok=True)
         if self.keeper:
             self.hold.retake()  # in a later generation, whoever had it may have died
+            self.folder.extend(run.experiment)
             self.folder.create(run.experiment, run.files)
         self.board.share("create", True, bool)
 
@@ -94,8 +98,8 @@ class Journal:
         self.epoch = checkpoint.newest(path, transport)
         own = max(checkpoint.epochs_present(path), default=0)
         newer = max(self.board.share("epochs", own, Count))
-        if newer > self.epoch + 1:
-            # Workers write at most one epoch apart, unless some continued without others.
+        if newer > self.epoch + run.experiment.checkpoint_every:
+            # Workers write at most one checkpoint apart, unless some continued without others.
             raise ParleyError(
                 f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last "
                 "that all have; with --on-failure heal each continues from its own checkpoint"
@@ -105,12 +109,17 @@ class Journal:
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
+        records = [r for r in records if r["epoch"] <= self.epoch]
+        if run.experiment.epochs > self.epoch and not run.stop.reason(records):
+            # The last epoch of a run that now goes on for longer was measured for being the last.
+            records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
         if self.keeper:
             records = self.folder.rewind(records, self.epoch)
         # The first worker may be on a different host now, so all get the records of any keeper.
         self.records = longest(self.board, records)
         if self.keeper and len(records) < len(self.records):
             self.folder.rewind(self.records, self.epoch)
+        run.records = list(self.records)
         meet(transport)
 
     def save(self, run: Run, event: EpochDone) -> None:
@@ -124,12 +133,22 @@ class Journal:
             return
         if self.keeper and event.record:
             self.folder.append(event.record)
-        path = self.folder.path
+        path, how = self.folder.path, run.experiment
+        if event.epoch % how.checkpoint_every and not run.is_over:
+            return
         checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
         meet(run.transport)
         log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
-        checkpoint.prune(path, event.epoch)
+        checkpoint.prune(path, event.epoch, how.keep)
+        size = checkpoint.size(path, event.epoch)
+        if self.keeper and size > LARGE and not self._warned:
+            self._warned = True
+            log.warning(
+                "checkpoints are large: %.1f GB each, and %d are kept in %s; --checkpoint-every "
+                "writes them less often, --keep 1 keeps only the newest",
+                *(size / 1e9, how.keep, path),
+            )
 
     def note(self, event: dict[str, Any], apart: bool = False) -> None:
         """Adds a line about who takes part; `apart`: every worker has its own folder, and those
@@ -162,7 +181,7 @@ class Journal:
 
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
         """The summary, written where records are kept."""
-        summary = summarise(run.experiment, self.last(run), self.out)
+        summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
         hosted = run.transport.placement.numbers or range(run.experiment.agents)
         if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:
             summary["agents_absent"] = absent
@@ -196,7 +215,9 @@ def meet(transport: Transport) -> None:
     transport.sum(torch.zeros(1))
 
 
-def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[str, Any]:
+def summarise(
+    experiment: Experiment, last: Record, out: Path | None, stopped: str = ""
+) -> dict[str, Any]:
     """The last record and what was run, as one flat object."""
     return {
         "algorithm": experiment.algorithm.name,
@@ -207,7 +228,8 @@ def summarise(experiment: Experiment, last: Record, out: Path | None) -> dict[st
         "topology": experiment.topology,
         "partition": experiment.partition,
         "seed": experiment.seed,
-        "epochs": experiment.epochs,
+        "epochs": last["epoch"],
+        **({"stopped": stopped} if stopped else {}),
         **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
         "out": str(out) if out else None,
     }

@@ -71,7 +71,7 @@ def parse_algorithms(specs: str) -> list[Method]:
     # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
         # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
-        name, *settings = re.split(r":(?=[^:=]*=)", spec)
+        name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
@@ -192,7 +192,8 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
     for name, mine in algorithm.settings().items():
-        shared = all(e.algorithm.settings().get(name, mine) == mine for e in experiments)
+        missing = 1 if name == "local_steps" else mine  # whoever has none averages in every step
+        shared = all(e.algorithm.settings().get(name, missing) == mine for e in experiments)
         said = name == "alpha" and "α=" in algorithm.label
         if mine != defaults[name].default and not shared and not said:
             found[name] = mine
@@ -247,6 +248,7 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
 def _problem_of(experiment: Experiment) -> str:
     """The part of an experiment that determines its data, network and graph."""
     apart = {"algorithm", "lr", "lr_decay", "epochs", "seed", "evaluate_every", "gossip_rounds"}
+    apart |= {"gamma_decay", "stop_when", "checkpoint_every", "keep"}
     return experiment.model_dump_json(exclude=apart)
 
 
@@ -294,6 +296,7 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
         row |= {"epochs": first.epochs, "seeds": len(runs)}
+        row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         for key in FIGURES + network:
             values = [found for end in ends if (found := value(end, key)) is not None]
@@ -312,10 +315,15 @@ COLUMNS = (
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """One line per method."""
+    """One line per method; with the momentum of each where they are not all the same."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
-    return Table(headings, [_cells(row) for row in made])
+    cells = [_cells(row) for row in made]
+    momenta = [row.get("momentum", "none") for row in made]
+    if len(set(momenta)) > 1:
+        headings.append("momentum")
+        cells = [[*line, momentum] for line, momentum in zip(cells, momenta, strict=True)]
+    return Table(headings, cells)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

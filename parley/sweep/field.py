@@ -76,6 +76,10 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
             costs = [f"{sent:.3f}", f"{some['seconds'] / some['epochs']:.3f}"]
         lines.append([label, *cells, *costs])
     costs = [f"MB per epoch,\n{first}", f"s per epoch,\n{first}"]
+    momenta = [next(iter(of.values())).get("momentum", "none") for of in by_label.values()]
+    if len(set(momenta)) > 1:
+        costs.append("momentum")
+        lines = [[*line, momentum] for line, momentum in zip(lines, momenta, strict=True)]
     return Table(["", *partitions, *costs], lines)
 
 

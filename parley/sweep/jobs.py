@@ -59,7 +59,9 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.failure is not None or RunFolder(self.out).summary() is not None
+        folder = RunFolder(self.out)
+        complete = folder.summary() is not None and not folder.goes_on_for(self.experiment)
+        return self.failure is not None or complete
 
 
 def _execute(job: Job, resume: bool, watch: Watcher) -> None:

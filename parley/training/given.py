@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -102,3 +103,13 @@ def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
     if topology is None:
         return run.topology_of(experiment)
     return topologies.parse(topology, experiment.agents, experiment.weights)
+
+
+def with_schedules(
+    load: Callable[[Experiment, Sequence[int]], Problem],
+    schedules: dict[str, Any],
+    experiment: Experiment,
+    agents: Sequence[int],
+) -> Problem:
+    """A problem whose rates follow functions of the user's."""
+    return replace(load(experiment, agents), **schedules)

@@ -30,9 +30,11 @@ from parley.errors import BadValue, Diverged
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.neighbourhood import Meter, Neighbourhood
-from parley.schedule import parse_decay
+from parley.schedule import Own
+from parley.stopping import Callbacks, parse_stop
 from parley.training import metrics
 from parley.training.events import EpochDone, Event, Started, StepDone
+from parley.training.pace import Pace
 from parley.training.record import Record
 from parley.wire import clock as links
 from parley.wire.guard import Guard
@@ -60,6 +62,10 @@ class Problem:
     """Whether every process has the whole test set, or only that of its own agents."""
     data_are_own: bool = False
     """Whether the training data belong to the hosts, which tell others nothing about them."""
+    lr_decay: Own | None = None
+    """How the learning rate changes, if a Python function says so."""
+    gamma_decay: Own | None = None
+    """The same for the averaging rate."""
 
 
 def builder(
@@ -234,8 +240,9 @@ class Run:
         task: Task | None = None,
         steps_per_epoch: int | None = None,
         test_samples: int | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
-        """If some agents are absent, the last two arguments are the values with all of them."""
+        """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
         self.transport = transport
         self.algorithm = experiment.algorithm
@@ -275,7 +282,13 @@ class Run:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
             steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
         self.steps_per_epoch = steps_per_epoch
-        self.decay = parse_decay(experiment.lr_decay)
+        self.pace = Pace(experiment, steps_per_epoch, problem.lr_decay, problem.gamma_decay)
+        self.callbacks = callbacks or Callbacks()
+        self.stop = parse_stop(experiment.stop_when)
+        self.stopped = ""
+        """Why the run ends before its last epoch, if it does."""
+        self.records: list[Record] = []
+        """All so far, of this process or before."""
 
         # Every agent starts from the same weights, whatever its own process initialised.
         x_D = transport.broadcast(self.task.start(), self._start_agent())
@@ -340,8 +353,13 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """The number of steps in the whole run."""
-        return self.experiment.epochs * self.steps_per_epoch
+        """The number of steps in the whole run, unless something ends it early."""
+        return self.pace.end_of(self.experiment.epochs)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to train."""
+        return bool(self.stopped) or self.epoch >= self.experiment.epochs
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint needs besides the state."""
@@ -354,7 +372,7 @@ class Run:
         """Continues from a checkpoint."""
         self.state = state
         self.epoch, self.seconds = about["epoch"], about["seconds"]
-        self.step = about.get("step", self.epoch * self.steps_per_epoch)
+        self.step = about.get("step", self.pace.end_of(self.epoch))
         self._earlier_samples = about["samples"]
         if self.transport.clock is not None and "clock" in about:
             self.transport.clock.restore(about["clock"])
@@ -365,12 +383,14 @@ class Run:
         """Trains to the end; yields after every step and every epoch."""
         experiment = self.experiment
         yield Started(self.task.size, self.note)
-        while self.epoch < experiment.epochs:
-            lr = experiment.lr * self.decay(self.epoch, experiment.epochs)
-            while self.step < (self.epoch + 1) * self.steps_per_epoch:
+        if self.records and self.records[-1]["epoch"] == self.epoch:
+            self.stopped = self.stop.reason(self.records)
+        while not self.is_over:
+            while self.step < self.pace.end_of(self.epoch + 1):
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
-                self.state, loss_A, active_A = self.algorithm.step(self.state, hood, batch, lr)
+                algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
+                self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
                 losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
                 self._loss = losses.mean(self._loss)
@@ -381,13 +401,28 @@ class Run:
                     self.transport.clock.compute(seconds / len(hood.agents))
                 yield StepDone(self.step, self.steps, self._loss)
             self.epoch += 1
-            due = self.epoch % experiment.evaluate_every == 0 or self.epoch == experiment.epochs
             self._check_models()
-            record = self.record(lr) if due else None
+            self.stopped = self._asked("on_epoch", self.epoch)
+            due = self.epoch % experiment.evaluate_every == 0 or self.is_over
+            record = self.record(self.pace.lr(self.step - 1)) if due else None
             if record is not None:
                 self._check_record(record)
+                self.records.append(record)
+                asked = self._asked("on_record", record)
+                self.stopped = self.stopped or asked or self.stop.reason(self.records)
+            self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
-            self.losses.clear()
+            if self.step < self.pace.end_of(
+                self.epoch + 1
+            ):  # else the next has no steps of its own
+                self.losses.clear()
+
+    def _asked(self, name: str, what: object) -> str:
+        """Asks a callback; what one worker hears, all do."""
+        if (callback := getattr(self.callbacks, name)) is None:
+            return ""
+        answer = torch.tensor(float(callback(what) is True), dtype=torch.float64)
+        return f"{name} said so" if float(self.transport.sum(answer)) else ""
 
     def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):
@@ -402,19 +437,19 @@ class Run:
         bad = torch.nonzero(~torch.isfinite(self.state.x_AD).all(1)).flatten()
         if len(bad):
             what = f"model: not finite at agent {self.hood.agents[int(bad[0])]}"
-            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+            raise self._diverged(what, self.step)
 
     def _check_losses(self, loss_N: Tensor) -> None:
         for agent in torch.nonzero(~torch.isfinite(loss_N)).flatten()[:1]:
             number = self.transport.placement.number(int(agent))
             what = f"loss: {float(loss_N[agent])} at agent {number}"
-            raise self._diverged(what, self.epoch * self.steps_per_epoch)
+            raise self._diverged(what, self.step)
 
     def _check_record(self, record: Record) -> None:
         for name, value in record.items():
             if isinstance(value, float) and not math.isfinite(value):
                 what = f"{name}: {value} over all agents"
-                raise self._diverged(what, self.epoch * self.steps_per_epoch)
+                raise self._diverged(what, self.step)
 
     def _diverged(self, what: str, step: int) -> Diverged:
         remedy = f"training has diverged; try a smaller lr (now {self.experiment.lr:g})"
@@ -473,7 +508,7 @@ class Run:
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
         record: Record = {
             "epoch": self.epoch,
-            "step": self.epoch * self.steps_per_epoch,
+            "step": self.step,
             "lr": lr,
             "test_samples": self.test.count,
             "loss": mean.loss,
@@ -494,7 +529,7 @@ class Run:
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
-            batch = self.batches.at(self.epoch * self.steps_per_epoch)
+            batch = self.batches.at(self.step)
             norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
             record["epsilon_norm"], record["omega_norm"] = norms
         each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())

@@ -19,6 +19,8 @@ from parley.algorithms import (
     DMSGD,
     DPSGD,
     GUT,
+    KGT,
+    LED,
     NGC,
     QGM,
     SGP,
@@ -29,9 +31,12 @@ from parley.algorithms import (
     CompNGC,
     DecentLaM,
     DeepSqueeze,
+    DiLoCo,
+    ExactDiffusion,
     FedAvg,
     GradientTracking,
     MomentumTracking,
+    ProxSkip,
     Quantized,
     RelaySGD,
     SkewScout,
@@ -44,7 +49,7 @@ from parley.compute.engine import VmapEngine
 from parley.errors import BadValue
 from parley.graphs import Topology
 from parley.store.checkpoint import flat
-from tests import field_reference, reference, small
+from tests import field_reference, recipe_reference, reference, small
 
 STEPS = 20
 
@@ -89,11 +94,39 @@ FIELD: list[tuple[Algorithm, str]] = [
     (SkewScout(travels=2, tolerance=0.3, longest=4), "random"),
     (FedAvg(local_steps=3), "star"),
     (Central(momentum=0.9), "irregular digraph"),
+    (KGT(local_steps=3, weight_decay=0.01), "irregular digraph"),
+    (KGT(local_steps=4, outer_lr=0.7, gamma=0.5), "random"),
+    (ExactDiffusion(weight_decay=0.01), "random"),
+    (LED(local_steps=3), "star"),
+    (ProxSkip(local_steps=3, weight_decay=0.01), "random"),
+    (DiLoCo(local_steps=5, weight_decay=0.1), "random"),
     (build("ngc+qgm", {"alpha": 0.3}), "random"),
     (build("compngc+choco", {"alpha": 0.5, "scope": "tensor"}), "random"),
     (build("ngc+push-sum", {"alpha": 0.3, "gamma": 0.5}), "pushed digraph"),
 ]
 """The other systems: on one graph each, in the order of their rows."""
+
+UPDATES: list[tuple[Algorithm, str]] = [
+    (build("dpsgd+adam", {"weight_decay": 0.1, "beta2": 0.9}), "random"),
+    (build("dpsgd+adamw", {"weight_decay": 0.1, "gamma": 0.5}), "irregular digraph"),
+    (build("dpsgd+lion", {"weight_decay": 0.1, "decay_on": "weights"}), "directed ring"),
+    (build("dpsgd+sam", {"rho": 0.2, "momentum": 0.9, "nesterov": True}), "star"),
+    (build("dpsgd+clip", {"clip": 0.1, "clip_by": "value"}), "random"),
+    (build("clip+qgm", {"clip": 0.3, "weight_decay": 0.1, "decoupled": True}), "random"),
+    (build("ngc+clip+adamw", {"alpha": 0.3, "clip": 0.5, "decay_on": "weights"}),
+     "irregular digraph"),
+    (build("ngc+lion", {}), "star"),
+    (build("adamw+choco", {"beta1": 0.8}), "random"),
+    (build("adam+push-sum", {}), "pushed digraph"),
+    (build("gossip+clip", {"momentum": 0.9, "weight_decay": 0.1, "decoupled": True,
+                           "decay_on": "weights"}), "directed ring"),
+    (DPSGD(local_steps=3, momentum=0.9), "irregular digraph"),
+    (CHOCO(local_steps=3), "random"),
+    (build("gossip+push-sum", {"local_steps": 4, "momentum": 0.5}), "pushed digraph"),
+    (build("dpsgd+sam+adamw", {"local_steps": 3}), "directed ring"),
+]  # fmt: skip
+"""Recipes of other update rules, of SAM and of clipping; and with local steps."""
+COMPOSED = [algorithm for algorithm, _ in UPDATES]
 
 
 def irregular_digraph(weights: str = "auto") -> Topology:
@@ -139,7 +172,7 @@ PAIRS += [
 ]
 PAIRS += [
     pytest.param(algorithm, (GRAPHS | FIELD_GRAPHS)[name], id=f"{algorithm.name}.{number}-{name}")
-    for number, (algorithm, name) in enumerate(FIELD)
+    for number, (algorithm, name) in enumerate([*FIELD, *UPDATES])
 ]
 
 
@@ -161,12 +194,15 @@ def reference_run(algorithm: Algorithm, topology: Topology, steps: int) -> list[
         return float((answers == batch.targets[agent, :n]).double().mean())
 
     options: dict[str, Any] = algorithm.settings()
-    if algorithm.name not in reference.ALGORITHMS:
+    if algorithm.name not in reference.ALGORITHMS or options.get("local_steps", 1) > 1:
         problem = field_reference.Problem(
             task.start(), topology.weights, grad, accuracy, steps, small.rate,
-            list(task.sizes), options,
+            list(task.sizes), [len(shape) > 1 for shape in task.shapes], options,
         )  # fmt: skip
-        return [torch.stack(x) for x in field_reference.run(algorithm.name, problem)]
+        slow = recipe_reference if algorithm in COMPOSED else field_reference
+        return [torch.stack(x) for x in slow.run(algorithm.name, problem)]
+    assert (options.pop("decoupled"), options.pop("decay_on")) == (False, "all")
+    assert options.pop("local_steps", 1) == 1
     if scope := options.pop("scope", None):
         options["per_tensor"] = task.sizes if scope == "tensor" else None
     if scale := options.pop("qp_scale", None):
@@ -195,7 +231,7 @@ def test_equals_the_loop_written_reference(
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-11, msg=f"step {step}")
 
 
-SYMMETRIC = [*CASES, *(case for case, name in FIELD if name == "random")]
+SYMMETRIC = [*CASES, *(case for case, name in [*FIELD, *UPDATES] if name == "random")]
 
 
 @pytest.mark.parametrize("algorithm", SYMMETRIC, ids=lambda a: a.name)

@@ -424,7 +424,8 @@ class TestNames:
     def test_options_are_the_parts(self) -> None:
         fields = set(compose("compngc+qgm+choco").options())
         assert fields == {
-            *("alpha", "scope", "momentum", "mu", "nesterov", "weight_decay", "gamma", "codec")
+            *("alpha", "scope", "momentum", "mu", "nesterov", "gamma", "codec"),
+            *("weight_decay", "decoupled", "decay_on"),
         }
         with pytest.raises(
             BadValue, match=r"mu: 0.5 .*ngc\+choco has no such option; it belongs to qgm, gut"

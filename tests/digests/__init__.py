@@ -329,6 +329,29 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
     "tracking+qgm": {"algorithm": "tracking+qgm", "mu": 0.8},
     "ngc+tracking": {"algorithm": "ngc+tracking"},
     "qgm+topk": {"algorithm": "qgm+topk:0.3", "gamma": 0.4},
+    "kgt": {"algorithm": "kgt", "local_steps": 3, "topology": "irregular"},
+    "exact-diffusion": {"algorithm": "exact-diffusion", "weight_decay": 0.01},
+    "led": {"algorithm": "led", "local_steps": 3, "topology": "star"},
+    "proxskip": {"algorithm": "proxskip", "local_steps": 2},
+    "diloco": {"algorithm": "diloco", "local_steps": 4, "agents": 6, "lr": 0.02},
+    "dpsgd, local steps": {
+        "algorithm": "dpsgd", "local_steps": 4, **HEAVY, "topology": "irregular",
+    },
+    "sgp, local steps": {"algorithm": "sgp", "local_steps": 2, **DIRECTED},
+    "choco, local steps": {"algorithm": "choco", "local_steps": 2, "gamma": 0.3},
+    "dpsgd+adamw": {"algorithm": "dpsgd+adamw", "lr": 0.02, "topology": "irregular"},
+    "dpsgd+adam": {"algorithm": "dpsgd+adam", "lr": 0.02, "weight_decay": 0.1, "local_steps": 2},
+    "ngc+clip+adamw": {"algorithm": "ngc+clip+adamw", "lr": 0.02, "clip": 0.3, "alpha": 0.5},
+    "dpsgd+lion": {
+        "algorithm": "dpsgd+lion", "lr": 0.005, "weight_decay": 0.1, "decay_on": "weights",
+        "topology": "directed-ring",
+    },
+    "dpsgd+sam": {
+        "algorithm": "dpsgd+sam", "rho": 0.2, **HEAVY, "decoupled": True, "weight_decay": 0.1,
+    },
+    "dpsgd+clip": {"algorithm": "dpsgd+clip", "clip": 0.1, "clip_by": "value"},
+    "cosine with a rise": {"algorithm": "dpsgd", "lr_decay": "cosine:warmup=1,to=0.1"},
+    "fading averages": {"algorithm": "dpsgd", "gamma_decay": "linear:to=0.2", "topology": "star"},
     "deepsqueeze+push-sum+qgm": {"algorithm": "deepsqueeze+push-sum+qgm", **DIRECTED},
 }  # fmt: skip
 

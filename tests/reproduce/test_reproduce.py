@@ -134,8 +134,8 @@ def test_hyper_parameters_of_some_cells() -> None:
     assert torus.experiment("as-printed").model_options == {"evonorm": "s0"}
     assert torus.experiment().algorithm.alpha == 0  # type: ignore[attr-defined]
     text = known["ag_news/bert-mini/ring/8/ngc"].experiment()
-    decay = parley.schedule.parse_decay(text.lr_decay)
-    assert [decay(epoch, 3) for epoch in range(3)] == [1.0, 1.0, 0.1]
+    decay = parley.schedule.parse_schedule(text.lr_decay)
+    assert [decay.factor(epoch, 1, 3) for epoch in range(3)] == [1.0, 1.0, 0.1]
     assert text.evaluate_every == 1
     assert known["cifar100/resnet20/ring/5/ngc"].experiment().batch == 20
 
@@ -184,8 +184,8 @@ def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     with pytest.raises(BadValue, match="above 0 and below 1"):
         preset.experiment(reduction=Reduction(None, 1.5))
     curve = all_presets()["figures/iid/5/ring"]
-    decay = parley.schedule.parse_decay(curve.experiment(reduction=Reduction(30)).lr_decay)
-    assert decay(30, 30) == pytest.approx(0.981**300, rel=1e-3)
+    decay = parley.schedule.parse_schedule(curve.experiment(reduction=Reduction(30)).lr_decay)
+    assert decay.factor(30, 1, 30) == pytest.approx(0.981**300, rel=1e-3)
 
 
 @pytest.mark.skipif("fraction" not in Experiment.model_fields, reason="no such field yet")

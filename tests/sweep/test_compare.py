@@ -64,7 +64,10 @@ OTHER = {
     "engine": ("auto", "loop"), "test_fraction": (1.0, 0.5), "start_agent": (0, 1),
     "bias_norms": ("off", "run"), "data": ("digits", "cifar10"), "workers": (1, 2),
     "device": ("cpu", "cuda"), "threads": (1, 2), "on_failure": ("stop", "heal"),
-    "patience": (5.0, 6.0), "data_root": ("here", "there"),
+    "suspicious": ("warn", "stop"), "gamma_decay": ("constant", "cosine:warmup=2"),
+    "stop_when": ("", "loss<=0.1"),
+    "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0),
+    "data_root": ("here", "there"),
 }  # fmt: skip
 """For every field, a value for all and another behind a name."""
 

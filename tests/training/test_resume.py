@@ -18,10 +18,19 @@ from parley.wire.local import Local
 from parley.wire.placement import spread
 
 EPOCHS = 4
-NAMES = [*ALGORITHMS, "ngc+qgm", "compngc+choco", "tracking+adagossip", "ngc+choco+push-sum"]
+UPDATES = ["ngc+adamw", "dpsgd+clip+lion", "dpsgd+sam"]
+NAMES = [
+    *ALGORITHMS,
+    *UPDATES,
+    "ngc+qgm",
+    "compngc+choco",
+    "tracking+adagossip",
+    "ngc+choco+push-sum",
+]
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_steps": 4},  # from one epoch into the next
     "swarmsgd": {"local_steps": 4},
+    "proxskip": {"local_steps": 2},
     "skewscout": {"travels": 2, "tolerance": 0.5},
 }
 TIMES = {"seconds", "gradients_per_second", "peak_memory_mb"}

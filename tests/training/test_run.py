@@ -6,7 +6,7 @@ import pytest
 
 import parley
 from parley import BadValue
-from parley.schedule import parse_decay
+from parley.schedule import parse_schedule
 from parley.training.run import device_of, problem
 
 TINY = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 0, "progress": False}
@@ -24,18 +24,18 @@ TINY = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 0, "pro
     ],
 )
 def test_the_rate_over_time(spec, epochs, factors):
-    decay = parse_decay(spec)
-    assert [decay(epoch, epochs) for epoch in range(epochs)] == pytest.approx(factors, rel=1e-12)
+    found = [parse_schedule(spec).factor(epoch, 1, epochs) for epoch in range(epochs)]
+    assert found == pytest.approx(factors, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     "spec",
     ["", "constant:1", "step:0.1", "step:0,0.5", "step:0.1,1.5", "step:x", "exponential",
-     "exponential:0", "exponential:-1", "exponential:inf", "exponential:nan", "cosine"],
+     "exponential:0", "exponential:-1", "exponential:inf", "exponential:nan", "cosines"],
 )  # fmt: skip
 def test_a_rate_that_makes_no_sense_is_refused(spec):
     with pytest.raises(BadValue, match=r"lr_decay: '.*' is not valid; valid: constant, step"):
-        parse_decay(spec)
+        parse_schedule(spec)
 
 
 def test_the_decayed_rate_is_what_the_steps_use():

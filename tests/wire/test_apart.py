@@ -26,21 +26,27 @@ GENTLE: dict[str, dict[str, Any]] = {
     "choco": {"gamma": 0.3},
     "compngc+choco": {"gamma": 0.3},
     "deepsqueeze": {"codec": "topk:0.5"},
+    "diloco": {"outer_lr": 1.0, "outer_momentum": 0.0, "weight_decay": 0.0, "local_steps": 2},
     "fedavg": {"local_steps": 3},
+    "kgt": {"local_steps": 2},
+    "led": {"local_steps": 2},
+    "proxskip": {"local_steps": 2},
     "quantized": {"codec": "fp16"},
     "skewscout": {"longest": 4},
     "sparse-push": {"codec": "topk:0.5"},
     "tracking+choco": {"gamma": 0.3},
 }
 """Options with which methods that cut messages short come to rest within the steps made here."""
-NAMES = [*ALGORITHMS, "ngc+qgm", "compngc+choco", "tracking+choco", "ngc+choco+push-sum"]
+UPDATES = ["dpsgd+adam", "dpsgd+clip", "dpsgd+sam"]
+NAMES = [*ALGORITHMS, *UPDATES, "ngc+qgm", "compngc+choco", "tracking+choco", "ngc+choco+push-sum"]
 COARSE = {"deepsqueeze": 0.05, "sparse-push": 0.05, "quantized": 1e-3, "ngc+choco+push-sum": 1e-2}
+COARSE |= {"led": 1e-3, "proxskip": 1e-3}  # half as many averagings
 """How near models come, as a part of how far they began, where that is not 1e-6 or less."""
 ELSEWHERE = {"adagossip", "relaysgd"}
 """Those that do not keep the mean: rates of its own for every parameter of every agent; sums that
 are passed on late."""
 OPTIMAL = ["beer", "central", "d2", "momentum-tracking", "relaysgd", "tracking",
-           "tracking+push-sum"]  # fmt: skip
+           "tracking+push-sum", "kgt", "exact-diffusion", "led", "proxskip"]  # fmt: skip
 BIASED = ["choco", "decentlam", "dmsgd", "dpsgd", "gut", "qgm", "sgp"]
 
 

@@ -23,6 +23,8 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int64, c_void
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from parley.cache import code_folder, own_files
 
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
@@ -38,6 +40,8 @@ SOURCES = {
 }
 """Each file, and whether a product and a sum may become one operation that rounds once: not where
 the result has to be the same as torch's."""
+TIMEOUT = 900
+"""Seconds that a compiler, or another process that compiles, may take."""
 NOTHING = -1
 """Where there is no parameter, no value, no gradient."""
 
@@ -126,13 +130,27 @@ def _build() -> ctypes.CDLL:
     parts = (*texts, *SOURCES.values(), *FLAGS, *compiler, version, processor())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     folder = code_folder()
-    for path in own_files(folder, f"kernels-{key}-*.so"):
-        # The name ends in a hash of the contents: loading a file that was cut short may crash.
-        if path.stem.endswith(_digest(path)):
-            return _open(path)
-        path.unlink(missing_ok=True)
+    if (path := _built(folder, key)) is not None:
+        return _open(path)
     folder.mkdir(parents=True, exist_ok=True)
-    # Several processes may build at once: each makes its own file, then gives it its name.
+    # Of several processes that start at once, one compiles and the others wait for it.
+    with FileLock(folder / f"kernels-{key}.lock", timeout=TIMEOUT) as lock:
+        path = _built(folder, key) or _compile(compiler, folder, key)
+        Path(lock.lock_file).unlink(missing_ok=True)  # whoever comes now finds the library
+    return _open(path)
+
+
+def _built(folder: Path, key: str) -> Path | None:
+    """The library, if it is there and whole: loading a file that was cut short may crash."""
+    for path in own_files(folder, f"kernels-{key}-*.so"):
+        if path.stem.endswith(_digest(path)):  # the name ends in a hash of the contents
+            return path
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _compile(compiler: list[str], folder: Path, key: str) -> Path:
+    """Made under another name, so that it is there as a whole or not at all."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="kernels-") as own:
         made = Path(own) / "kernels.so"
         objects = [str((Path(own) / name).with_suffix(".o")) for name in SOURCES]
@@ -145,8 +163,7 @@ def _build() -> ctypes.CDLL:
             list(pool.map(compile_one, SOURCES, objects))
         _run([*compiler, "-shared", *objects, "-o", str(made), "-lm"])
         made.chmod(0o700)  # whatever the umask is: what others can write is not loaded
-        path = made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
-    return _open(path)
+        return made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
 
 
 def _switched_off() -> bool:
@@ -168,7 +185,7 @@ def _compiler() -> list[str]:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except FileNotFoundError:
         raise _Unavailable(f"the compiler {command[0]!r} was not found") from None
     if done.returncode:

@@ -201,9 +201,12 @@ static void correlate(
 
 static void add_bias_gradient(Map g, float *gradient) {
     for (Int c = 0; c < g.channels; c++) {
-        vec sum = {0};
-        for (Int i = 0; i < g.pixels * g.vecs; i++) sum += g.at[c * g.channel + i];
-        gradient[c] += total(sum);
+        vec sum[4] = {{0}}; /* an addition can start before the last one has ended */
+        Int size = g.pixels * g.vecs, i = 0;
+        const vec *from = g.at + c * g.channel;
+        for (; i + 4 <= size; i += 4) UNROLL for (int j = 0; j < 4; j++) sum[j] += from[i + j];
+        for (; i < size; i++) sum[0] += from[i];
+        gradient[c] += total(sum[0] + sum[1] + (sum[2] + sum[3]));
     }
 }
 

@@ -23,9 +23,60 @@ static Window window_of(const Node *node, Int at, Int size, Int results, int axi
 
 #define PLACES(run, node) ((uint8_t *)((run)->memory + (node)->saved))
 
+/* Whether it is the most common pool: whole windows of 2 x 2, side by side. */
+static int halves(const Node *node, Map in, Map out) {
+    static const Int plain[] = {2, 2, 2, 2, 0, 0, 1, 1, 0};
+    for (int i = 0; i < 9; i++)
+        if (node->option[i] != plain[i]) return 0;
+    return 2 * out.rows <= in.rows && 2 * out.columns <= in.columns;
+}
+
+static void halve(Map in, Map out, bytes *place) {
+    Int vecs = in.vecs, below = in.columns * vecs;
+    for (Int c = 0; c < out.channels; c++)
+        for (Int y = 0; y < out.rows; y++)
+            for (Int x = 0; x < out.columns; x++)
+                for (Int v = 0; v < vecs; v++) {
+                    const vec *a = in.at + c * in.channel + (2 * y * in.columns + 2 * x) * vecs + v;
+                    vec most = a[0], z[3] = {a[vecs], a[below], a[below + vecs]};
+                    ivec which = {0};
+                    UNROLL for (int k = 0; k < 3; k++) {
+                        mask m = less(most, z[k]) | is_nan(z[k]);
+                        most = choose(m, z[k], most);
+                        which = choose_int(m, (ivec){0} + (k + 1), which);
+                    }
+                    out.at[c * out.channel + (y * out.columns + x) * vecs + v] = most;
+                    *place++ = __builtin_convertvector(which, bytes);
+                }
+}
+
+/* Writes every value of the windows; what lies outside of them is zero. */
+static void halve_back(Map g, Map to, const bytes *place) {
+    Int vecs = g.vecs, below = to.columns * vecs;
+    int whole = 2 * g.rows == to.rows && 2 * g.columns == to.columns;
+    for (Int c = 0; c < g.channels; c++) {
+        if (!whole) memset(to.at + c * to.channel, 0, sizeof(vec) * to.pixels * vecs);
+        for (Int y = 0; y < g.rows; y++)
+            for (Int x = 0; x < g.columns; x++)
+                for (Int v = 0; v < vecs; v++) {
+                    vec slope = g.at[c * g.channel + (y * g.columns + x) * vecs + v], none = {0};
+                    vec *a = to.at + c * to.channel + (2 * y * to.columns + 2 * x) * vecs + v;
+                    ivec which = __builtin_convertvector(*place++, ivec);
+                    a[0] = choose(same(which, 0), slope, none);
+                    a[vecs] = choose(same(which, 1), slope, none);
+                    a[below] = choose(same(which, 2), slope, none);
+                    a[below + vecs] = choose(same(which, 3), slope, none);
+                }
+    }
+}
+
 static void max_forward(const Run *run, const Node *node) {
     Map in = map_of(run, node->first), out = map_of(run, node->result);
     bytes *place = (bytes *)PLACES(run, node);
+    if (halves(node, in, out)) {
+        halve(in, out, place);
+        return;
+    }
     for (Int c = 0; c < out.channels; c++)
         for (Int y = 0; y < out.rows; y++) {
             Window down = window_of(node, y, in.rows, out.rows, 0);
@@ -54,6 +105,10 @@ static void max_backward(const Run *run, const Node *node) {
     if (!node->wanted[0]) return;
     Map g = slope_of(run, node->result), to = slope_of(run, node->first);
     const bytes *place = (const bytes *)PLACES(run, node);
+    if (halves(node, to, g) && !node->add[0]) {
+        halve_back(g, to, place);
+        return;
+    }
     for (Int c = 0; c < g.channels; c++) {
         vec *channel = to.at + c * to.channel;
         if (!node->add[0]) memset(channel, 0, sizeof(vec) * to.pixels * to.vecs);

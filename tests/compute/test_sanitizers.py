@@ -1,0 +1,61 @@
+"""The kernels stay inside their memory, nothing in them is undefined, and they are built once."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parley.compute import kernels
+
+ROOT = Path(__file__).parents[2]
+
+
+def runtime(compiler: str, name: str) -> str:
+    asked = [compiler, f"-print-file-name={name}"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return found if Path(found).is_absolute() else ""
+
+
+def test_operations_with_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None or not (library := runtime(compiler, "libasan.so")):
+        pytest.skip("no gcc with its address sanitizer")
+    checks = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
+    rows = ("convolution", "pointwise", "depthwise", "Winograd", "Norm", "pool", "GELU", "tion")
+    asked = [
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *("--basetemp", str(tmp_path / "base"), "tests/compute/test_operations.py"),
+        *("-k", "test_operations and (" + " or ".join(rows) + ")"),
+    ]
+    environment = {
+        **os.environ,
+        "CC": f"{compiler} {checks}",
+        "LD_PRELOAD": library,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        asked, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+
+
+def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no gcc")
+    counted, wrapper, folder = tmp_path / "calls", tmp_path / "cc", tmp_path / "cache"
+    wrapper.write_text(f'#!/bin/sh\necho call >> {counted}\nexec {compiler} "$@"\n')
+    wrapper.chmod(0o755)
+    environment = {**os.environ, "CC": str(wrapper), "PARLEY_CACHE": str(folder)}
+    environment["PYTHONPATH"] = str(ROOT)
+    asked = [sys.executable, "-c", "from parley.compute import kernels; kernels.library()"]
+    started = [subprocess.Popen(asked, env=environment) for _ in range(2)]
+    assert [process.wait(timeout=1800) for process in started] == [0, 0]
+    versions, libraries = 2, 1
+    assert counted.read_text().count("call") == versions + len(kernels.SOURCES) + libraries
+    assert [path.suffix for path in folder.rglob("kernels-*")] == [".so"]

@@ -1,0 +1,101 @@
+"""Learning rates and averaging rates over time, step by step, against their closed forms."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import parley
+from parley.errors import BadValue
+from parley.experiment import Experiment
+from parley.schedule import depends_on_length, parse_schedule
+
+PER_EPOCH, EPOCHS = 7, 12
+TINY: dict[str, Any] = {
+    "agents": 3, "model": "logistic", "fraction": 0.1, "test_fraction": 0.1, "gossip_rounds": 1,
+    "engine": "loop", "progress": False, "algorithm": "dpsgd",
+}  # fmt: skip
+
+
+def factors(spec: str) -> list[float]:
+    schedule = parse_schedule(spec)
+    return [schedule.factor(step, PER_EPOCH, EPOCHS) for step in range(PER_EPOCH * EPOCHS)]
+
+
+@pytest.mark.parametrize("warmup", [0, 3, 2.5])
+@pytest.mark.parametrize("to", [0.0, 0.1])
+def test_cosine_and_linear_are_their_closed_forms(warmup: float, to: float) -> None:
+    rising, steps = round(warmup * PER_EPOCH), PER_EPOCH * EPOCHS
+    cosine, linear = (factors(f"{name}:warmup={warmup},to={to}") for name in ("cosine", "linear"))
+    for step in range(steps):
+        share = (step - warmup * PER_EPOCH) / (steps - warmup * PER_EPOCH)
+        rise = (step + 1) / rising if rising else 1.0
+        bow = to + (1 - to) * 0.5 * (1 + math.cos(math.pi * max(share, 0.0)))
+        line = 1 - (1 - to) * max(share, 0.0)
+        assert cosine[step] == pytest.approx(rise if step < rising else bow, abs=1e-12)
+        assert linear[step] == pytest.approx(rise if step < rising else line, abs=1e-12)
+    assert min(*cosine, *linear) > 0  # some methods divide by the rate
+
+
+def test_the_others_with_a_rise() -> None:
+    rise = [(step + 1) / 14 for step in range(14)]
+    assert factors("constant:warmup=2") == pytest.approx(rise + [1.0] * 70)
+    assert factors("exponential:0.5,warmup=2") == pytest.approx(
+        rise + [0.5 ** (step // 7 - 2) for step in range(14, 84)]
+    )
+    assert factors("step:0.1,0.5,warmup=2") == pytest.approx(rise + [1.0] * 28 + [0.1] * 42)
+    smooth = factors("exponential:0.5,per=step")
+    assert smooth == pytest.approx([0.5 ** (step / 7) for step in range(84)])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["cosine:0.5", "cosine:warmup=-1", "cosine:warmup=x", "linear:to=2", "step:to=0.5", "cosin",
+     "constant:per=batch", "cosine:start=3", "exponential:warmup=2", "own"],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused(spec: str) -> None:
+    with pytest.raises(BadValue, match=r"lr_decay: '.*' is not valid.*; valid: constant, step"):
+        parse_schedule(spec)
+    with pytest.raises(BadValue, match="gamma_decay"):
+        Experiment.of(algorithm="dpsgd", gamma_decay=spec)
+
+
+def test_which_depend_on_the_length() -> None:
+    free = ["constant", "exponential:0.9", "constant:warmup=2"]
+    bound = ["step", "cosine", "linear:warmup=3", "own"]
+    assert not any(map(depends_on_length, free)) and all(map(depends_on_length, bound))
+
+
+def test_records_have_the_rate_of_their_last_step() -> None:
+    result = parley.train(**TINY, epochs=3, lr=0.5, lr_decay="linear", batch=8)
+    last = [record["step"] for record in result.records]
+    expected = [0.5 * (1 - (step - 1) / last[-1]) for step in last]
+    assert [record["lr"] for record in result.records] == pytest.approx(expected)
+
+
+def halves(epoch: float, epochs: int) -> float:
+    return 0.5 ** math.floor(epoch)
+
+
+def test_a_function_of_python() -> None:
+    own = parley.train(**TINY, epochs=3, lr=0.5, lr_decay=halves)
+    named = parley.train(**TINY, epochs=3, lr=0.5, lr_decay="exponential:0.5")
+    assert [r["loss"] for r in own.records] == [r["loss"] for r in named.records]
+    assert own.experiment.lr_decay == "own" and "lr_decay" in own.experiment.from_python
+    with pytest.raises(BadValue, match=r"lr_decay: -1.0 .*in step 1\); valid: a number above 0"):
+        parley.train(**TINY, epochs=1, lr_decay=lambda epoch, epochs: -1.0)
+
+
+def test_the_averaging_rate_has_one_too(tmp_path: Path) -> None:
+    fading = parley.train(**TINY, epochs=3, gamma_decay="exponential:0.5", partition="skew:1")
+    steady = parley.train(**TINY, epochs=3, partition="skew:1")
+    first, *later = (
+        a["consensus_distance"] / b["consensus_distance"]
+        for a, b in zip(fading.records, steady.records, strict=True)
+    )
+    assert first == 1.0 and all(ratio > 1.1 for ratio in later)
+    with pytest.raises(BadValue, match=r"gamma_decay: 'swarmsgd' .*swarmsgd has no gamma"):
+        Experiment.of(algorithm="swarmsgd", gamma_decay="cosine")
+    with pytest.raises(BadValue, match=r"d2 needs the same weights in all steps"):
+        Experiment.of(algorithm="d2", gamma_decay="cosine")

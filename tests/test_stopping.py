@@ -1,0 +1,164 @@
+"""Runs that end early, and runs that go on after their end."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import parley
+from parley.errors import BadValue, ParleyError
+from parley.stopping import ALIASES, METRICS, SPENT, parse_stop
+from parley.store import checkpoint, journal
+from parley.training.record import Record
+
+TINY: dict[str, Any] = {
+    "agents": 3, "model": "logistic", "fraction": 0.1, "test_fraction": 0.1, "gossip_rounds": 1,
+    "engine": "loop", "progress": False, "algorithm": "dpsgd",
+}  # fmt: skip
+TIMES = {"seconds", "gradients_per_second", "peak_memory_mb"}
+
+
+def lasting(records: list[Any]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
+
+
+class TestConditions:
+    def test_metrics_are_fields_of_records(self) -> None:
+        fields = set(Record.__annotations__) | set(ALIASES) | {"bytes", "megabytes"}
+        assert set(METRICS) <= fields and set(SPENT) <= set(METRICS)
+
+    def test_patience_counts_from_the_best(self) -> None:
+        stop = parse_stop("accuracy:patience=2")
+        seen = [{"accuracy_mean_model": a} for a in (0.1, 0.5, 0.5, 0.4)]
+        assert [bool(stop.reason(seen[: n + 1])) for n in range(4)] == [False, False, False, True]
+
+    @pytest.mark.parametrize(
+        "spec, words",
+        [
+            ("accuracy>0.9", "valid: conditions such as"),
+            ("acuracy>=0.9", "did you mean 'accuracy'"),
+            ("loss:patience=0", "patience on a loss"),
+            ("seconds:patience=3", "patience on a loss"),
+            ("loss<=x", "valid: conditions such as"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, spec: str, words: str) -> None:
+        with pytest.raises(BadValue, match=words):
+            parley.train(**TINY, stop_when=spec)
+
+
+class TestStopping:
+    def test_a_condition_ends_the_run_as_the_last_epoch_would(self, tmp_path: Path) -> None:
+        whole = parley.train(**TINY, epochs=6, out=tmp_path / "whole")
+        reached = whole.records[2]["loss"]
+        early = parley.train(
+            **TINY, epochs=6, stop_when=f"loss<={reached}, seconds>=1e9", out=tmp_path / "early"
+        )
+        assert lasting(early.records) == lasting(whole.records[:3])
+        assert early.summary["epochs"] == 3
+        assert early.summary["stopped"] == f"loss<={reached}"
+        assert "stopped" not in whole.summary
+        assert checkpoint.epochs_present(tmp_path / "early")[-1] == 3
+        # Resuming changes nothing while the condition stands.
+        again = parley.train(
+            **TINY, epochs=6, stop_when=f"loss<={reached}, seconds>=1e9", out=tmp_path / "early",
+            resume=True,
+        )  # fmt: skip
+        assert again.summary == early.summary
+        # Without it the run goes on, and is the run that never stopped.
+        longer = parley.train(**TINY, epochs=6, out=tmp_path / "early", resume=True)
+        assert lasting(longer.records) == lasting(whole.records)
+        assert torch.equal(longer.x_ND, whole.x_ND)
+
+    def test_a_budget_of_bytes(self) -> None:
+        whole = parley.train(**TINY, epochs=4)
+        each = whole.records[0]["bytes_models"]
+        early = parley.train(**TINY, epochs=4, stop_when=f"bytes>={1.5 * each}")
+        assert len(early.records) == 2
+
+    def test_callbacks(self) -> None:
+        seen: list[Any] = []
+
+        def on_epoch(epoch: int) -> bool:
+            seen.append(epoch)
+            return epoch == 3
+
+        result = parley.train(
+            **TINY, epochs=9, evaluate_every=2, on_epoch=on_epoch, on_record=seen.append
+        )
+        records = [r["epoch"] for r in result.records]
+        assert records == [2, 3]
+        assert [s if isinstance(s, int) else s["epoch"] for s in seen] == [1, 2, 2, 3, 3]
+        assert result.summary["stopped"] == "on_epoch said so"
+
+    def test_all_workers_hear_of_it(self) -> None:
+        result = parley.train(**TINY, epochs=5, workers=2, on_record=lambda r: r["epoch"] == 2)
+        assert [r["epoch"] for r in result.records] == [1, 2]
+
+
+class TestExtending:
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_equals_the_run_that_was_longer_from_the_start(
+        self, tmp_path: Path, every: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        options: dict[str, Any] = {**TINY, "evaluate_every": every, "lr_decay": "exponential:0.9"}
+        whole = parley.train(**options, epochs=6)
+        parley.train(**options, epochs=3, out=tmp_path)
+        with caplog.at_level(logging.WARNING):
+            longer = parley.train(**options, epochs=6, out=tmp_path, resume=True)
+        assert not caplog.records
+        assert lasting(longer.records) == lasting(whole.records)
+        assert torch.equal(longer.x_ND, whole.x_ND)
+        assert parley.load(tmp_path).experiment.epochs == 6
+        assert parley.load(tmp_path).summary["epochs"] == 6  # type: ignore[index]
+
+    def test_a_schedule_that_knows_the_end_is_said(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        parley.train(**TINY, epochs=2, lr_decay="cosine", out=tmp_path)
+        with caplog.at_level(logging.WARNING):
+            parley.train(**TINY, epochs=4, lr_decay="cosine", out=tmp_path, resume=True)
+        assert "lr_decay cosine depends on the number of epochs" in caplog.text
+        assert "not the run of 4 from the start" in caplog.text
+
+    def test_a_run_cannot_be_shortened(self, tmp_path: Path) -> None:
+        parley.train(**TINY, epochs=3, out=tmp_path)
+        with pytest.raises(BadValue, match=r"epochs: 2 .*has trained 3 epochs already.*at least 3"):
+            parley.train(**TINY, epochs=2, out=tmp_path, resume=True)
+        with pytest.raises(ParleyError, match="already holds this experiment"):
+            parley.train(**TINY, epochs=4, out=tmp_path)
+        with pytest.raises(ParleyError, match="differ in lr"):
+            parley.train(**TINY, epochs=4, lr=0.5, out=tmp_path, resume=True)
+
+
+class TestCheckpoints:
+    def test_every_few_epochs_and_at_the_end(self, tmp_path: Path) -> None:
+        parley.train(**TINY, epochs=7, checkpoint_every=3, keep=5, out=tmp_path)
+        assert checkpoint.epochs_present(tmp_path) == [3, 6, 7]
+        parley.train(**TINY, epochs=9, checkpoint_every=1, keep=1, out=tmp_path, resume=True)
+        assert checkpoint.epochs_present(tmp_path) == [9]
+
+    def test_stopped_between_checkpoints(self, tmp_path: Path) -> None:
+        """It goes back to the last checkpoint, and makes the later epochs again."""
+        whole = parley.train(**TINY, epochs=6)
+
+        def failing(record: Any) -> None:
+            if record["epoch"] == 5:
+                raise KeyboardInterrupt
+
+        options: dict[str, Any] = {**TINY, "epochs": 6, "checkpoint_every": 3, "out": tmp_path}
+        with pytest.raises(KeyboardInterrupt):
+            parley.train(**options, on_record=failing)
+        assert checkpoint.epochs_present(tmp_path) == [3]
+        rest = parley.train(**options, resume=True)
+        assert lasting(rest.records) == lasting(whole.records)
+
+    def test_large_ones_are_said_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(journal, "LARGE", 1000)
+        with caplog.at_level(logging.WARNING):
+            parley.train(**TINY, epochs=2, out=tmp_path)
+        assert caplog.text.count("checkpoints are large: 0.0 GB each, and 2 are kept") == 1
