@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parent
 COMMON = "--agents 10 --partition skew:1 --epochs 20 --seeds 1 --gossip-rounds 0"
 FIGURES = {
     "adamw": "dpsgd:lr=0.1,dpsgd+adamw:lr=0.003,ngc+adamw:lr=0.003",
-    "lion": "dpsgd+adamw:lr=0.003,dpsgd+lion:lr=0.002,ngc+lion:lr=0.002",
+    "lion": "dpsgd+adamw:lr=0.003,dpsgd+lion:lr=0.0005,ngc+lion:lr=0.0005",
     "sam": "dpsgd,dpsgd+sam,dpsgd+sam:rho=0.3",
     "local-steps": "dpsgd,dpsgd:local_steps=4,dpsgd:local_steps=16",
     "kgt": "dpsgd:local_steps=4,tracking,kgt",

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
         torus,
         tree,
     )
+    from parley.together import join
 
 __all__ = [
     "BEER",
@@ -146,6 +147,7 @@ __all__ = [
     "from_graph",
     "full",
     "hypercube",
+    "join",
     "load",
     "matchings",
     "one_peer_exponential",
@@ -205,6 +207,7 @@ _HOMES = {
         "train",
         "tune",
     ),
+    "parley.together": ("join",),
     "parley.errors": (
         "BadValue",
         "Diverged",

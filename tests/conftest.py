@@ -17,13 +17,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SLOW = (
     *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *("peers/test_join", "peers/test_strangers", "peers/test_heal", "peers/test_wire"),
     *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
     "compute/test_sanitizers",
 )
 """Files whose tests start hosts or browsers, kill processes, or run much: not for `make check`."""
-MEASURING = ("wire/test_bytes", "wire/test_links", "cluster/test_heal", "test_benchmarks")
+MEASURING = (
+    "peers/test_wire",
+    "wire/test_bytes",
+    "wire/test_links",
+    "cluster/test_heal",
+    "test_benchmarks",
+)
 """Files whose tests measure an interface or the clock: one at a time, by one of xdist's workers."""
 
 

@@ -24,6 +24,7 @@ from parley.cluster.host import Host
 from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
+from parley.peers.file import Peers
 from parley.reproduce import campaign, report
 from parley.reproduce.collect import collect
 from parley.results.read import find_runs
@@ -108,10 +109,18 @@ def test_notebooks_run_and_show_what_they_hold(page: Path, tmp_path: Path) -> No
     assert made.cells[-2].outputs[0].data["text/plain"] == "torch.Size([1, 10])"
 
 
+def with_keys(text: str) -> str:
+    """With whole fingerprints where the page shortens them."""
+    first, *rest = text.split("sha256:…")
+    return first + "".join(f"sha256:{number:064x}{part}" for number, part in enumerate(rest))
+
+
 @pytest.mark.parametrize("page", pages_with("toml"), ids=name_of)
 def test_toml_in_pages_is_an_experiment_or_a_hosts_part(page: Path) -> None:
     for text in blocks(page, "toml"):
-        if isinstance(tomllib.loads(text).get("agents"), list):
+        if "peer" in tomllib.loads(text):
+            Peers.of(tomllib.loads(with_keys(text)))
+        elif isinstance(tomllib.loads(text).get("agents"), list):
             Host.model_validate(tomllib.loads(text))
         else:
             Experiment.from_toml(text)

@@ -31,6 +31,9 @@ COMMANDS = {
     "algorithms": "List the algorithms, or the options of one.",
     "topology": "Check a graph: spectral gap, diameter, weights and traffic.",
     "data": "Look at a dataset and how it would be split among agents.",
+    "join": "Train with other organisations over the open network, with no coordinator.",
+    "peers": "Look at the peers of a group before they train.",
+    "keys": "Make the keys and certificates that peers know each other by.",
     "reproduce": "The tables and figures of the NGC paper: list them, run them, and compare ours "
     "with the paper's.",
 }

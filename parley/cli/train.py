@@ -100,7 +100,7 @@ def train(
     else:
         done = outcome.summary
         heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
-        screen.print(_summary_table(done).terminal())
+        screen.print(summary_table(done).terminal())
     if outcome.summary.get("agents_absent") and not _would_be_restarted():
         raise typer.Exit(INCOMPLETE)
 
@@ -130,7 +130,8 @@ def _early_end(done: dict[str, Any]) -> dict[str, str]:
     return {"stopped": f"after epoch {done['epochs']}: {why}"} if why else {}
 
 
-def _summary_table(done: dict[str, Any]) -> Table:
+def summary_table(done: dict[str, Any]) -> Table:
+    """The results of a run."""
     lines = {
         "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
         "accuracy, own models": f"{done['accuracy_own']:.2%} "

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from parley.cluster.noticeboard import Member, Noticeboard, listed
-from parley.cluster.rank import here
+from parley.cluster.noticeboard import Board, Member, listed
 from parley.cluster.words import Claims, Seat, understood
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
+from parley.graphs import Topology
 from parley.store.enclosed import enclosed
 from parley.store.folder import ENCLOSED
 from parley.training.run import Problem
@@ -29,37 +29,44 @@ def code() -> str:
     return full_version().replace("-dirty", "")
 
 
-def claims(
-    experiment: Experiment, problem: Problem, task: Task, version: str | None = None
-) -> dict[str, Any]:
-    """Everything that must be the same everywhere, under the names used in errors."""
+def plan(experiment: Experiment, topology: Topology, version: str | None = None) -> dict[str, Any]:
+    """What must be the same everywhere and is known before any data are loaded."""
     # Hosts may have the same files in different places.
-    kept = enclosed(experiment, problem.topology)
+    kept = enclosed(experiment, topology)
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
     together = {"on_failure", "patience", "suspicious"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
-    inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
-    parameters = zip(task.names, task.shapes, strict=True)
     return {
         "version": version or code(),
         **said,
         **{f"file of {field}": f"checksum {found}" for field, found in files.items()},
         **{f"algorithm.{name}": value for name, value in algorithm.items()},
+        "graph": _graph(topology),
+    }
+
+
+def claims(
+    experiment: Experiment, problem: Problem, task: Task, version: str | None = None
+) -> dict[str, Any]:
+    """Everything that must be the same everywhere, under the names used in errors."""
+    inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
+    parameters = zip(task.names, task.shapes, strict=True)
+    return {
+        **plan(experiment, problem.topology, version),
         "label names": list(problem.class_names),
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
         "parameters": {name: list(shape) for name, shape in parameters},
         "frozen parameters": _frozen(task),
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
-        "graph": _graph(problem),
     }
 
 
-def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) -> None:
+def agree(board: Board, agents: Sequence[int], said: Mapping[str, Any]) -> None:
     """Refuses to continue if some process differs from the first."""
-    text = json.dumps({"host": here(), "agents": list(agents), "said": dict(said)})
+    text = json.dumps({"host": board.host, "agents": list(agents), "said": dict(said)})
     mine = understood(text, Claims, "this process", "claims")  # as the others read it
     everyone = board.share("claims", mine, Claims)
     first = everyone[0]
@@ -67,7 +74,7 @@ def agree(board: Noticeboard, agents: Sequence[int], said: Mapping[str, Any]) ->
         # It announced something else at the start, the only time the others could object.
         what = _difference(everyone[board.rank], mine, board.rank, changed[0])
         raise BadValue(
-            "host", here(), "what this host started with", what.replace(" but ", ", was ")
+            "host", board.host, "what this host started with", what.replace(" but ", ", was ")
         )
     for rank, other in enumerate(everyone[1:], start=1):
         differing = [
@@ -110,19 +117,19 @@ def _frozen(task: Task) -> str:
     return f"checksum {total}" if total else "none"
 
 
-def _graph(problem: Problem) -> str:
-    topology = problem.topology
+def _graph(topology: Topology) -> str:
     what = f"{topology.edges} {np.round(topology.edge_weights, 9).tolist()}"
     return f"{len(topology.edges)} edges, checksum {zlib.crc32(what.encode())}"
 
 
-def seats(board: Noticeboard, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+def seats(board: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
     """The worker of every agent: claimed agents go to their claimants, the rest are distributed.
 
+    >>> from parley.cluster.noticeboard import Noticeboard
     >>> seats(Noticeboard(), 3, None)
     (0, 0, 0)
     """
-    own = {"host": here(), "agents": None if mine is None else [*mine]}
+    own = {"host": board.host, "agents": None if mine is None else [*mine]}
     claimed = board.share("agents", own, Seat)
     worker_of: dict[int, int] = {}
     for rank, said in enumerate(claimed):

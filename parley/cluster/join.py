@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,15 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from parley.cluster.lastwords import last_words
-from parley.cluster.noticeboard import PARTING, Member, Noticeboard, StoreLost, ask
+from parley.cluster.noticeboard import PARTING, Board, Member, Noticeboard, StoreLost, ask
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.wire import direct
 from parley.wire.guard import Suspicious
-from parley.wire.transport import WorkerLost
+from parley.wire.local import Local
+from parley.wire.placement import Placement
+from parley.wire.processes import Processes
+from parley.wire.transport import Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +51,105 @@ class RejoinRequest(Exception):
     """A worker is waiting to rejoin: the generation ends to admit it."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where and how the workers of a run meet; without a store, this one is alone."""
+class Rosters(Protocol):
+    """How the workers of a run that heals agree on who takes part in its next generation."""
 
-    store: Store | None = None
+    def begun(self) -> bool:
+        """Whether there has been a generation already: then this worker comes back."""
+        ...
+
+    def done(self) -> None:
+        """Tells workers that come later that the run has ended."""
+        ...
+
+    def next_roster(self, left: bool) -> Roster:
+        """Waits for the roster of the next generation that includes this worker; `left`: it was
+        in the generation before, which has ended."""
+        ...
+
+    def roster(self, generation: int) -> tuple[int, ...]:
+        """Who took part in an earlier generation."""
+        ...
+
+    def waiting(self, generation: int) -> bool:
+        """Whether a worker is waiting to join the generation after this one."""
+        ...
+
+    def drop(self, worker: int, why: str) -> None:
+        """From now on, all continue without this worker."""
+        ...
+
+    def beat(self) -> None:
+        """Shows waiting workers that a generation is at work."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gathering(ABC):
+    """How the workers of a run come together; this one is number `rank`."""
+
     rank: int = 0
     world: int = 1
     patience: float = 600.0
     """How many seconds one worker waits for another."""
-    backend: str = "gloo"
     heals: bool = False
     """Whether the others continue when one is lost."""
-    local: bool = False
-    """Whether all are on this machine: then nothing is opened to other machines."""
+    apart: ClassVar[bool] = False
+    """Whether every worker has its own user and its own folder, with all results."""
 
     @property
     def everyone(self) -> Roster:
         """All workers, as in a run's first generation."""
         return Roster(0, tuple(range(self.world)))
+
+    def label(self, worker: int) -> int | str:
+        """What a worker is called in a run's files."""
+        return worker
+
+    def expect(self, agents: int, edges: int, size: int) -> None:  # noqa: B027
+        """The model is known: it takes so many bytes."""
+
+    @abstractmethod
+    def lobby(self) -> Board:
+        """Where the workers communicate before they are connected."""
+
+    @abstractmethod
+    def connected(
+        self, roster: Roster, members: Mapping[int, Member]
+    ) -> AbstractContextManager[Board]:
+        """Connects the workers of one generation; gives where they communicate."""
+
+    @abstractmethod
+    def transport(self, placement: Placement) -> Transport:
+        """What carries messages in the connected generation."""
+
+    @abstractmethod
+    def membership(self) -> Rosters | None:
+        """How the next generation is agreed on, if the run heals."""
+
+    @abstractmethod
+    def ending_together(self, board: Any, final: bool) -> AbstractContextManager[None]:
+        """When one fails, all end, with the message of the first that failed."""
+
+
+@dataclass(frozen=True)
+class Meeting(Gathering):
+    """Where and how the workers of a run meet; without a store, this one is alone."""
+
+    store: Store | None = None
+    backend: str = "gloo"
+    local: bool = False
+    """Whether all are on this machine: then nothing is opened to other machines."""
+
+    def transport(self, placement: Placement) -> Transport:
+        """Within this process, or by `torch.distributed`."""
+        return Local(placement) if self.store is None else Processes(placement)
+
+    def membership(self) -> Rosters | None:
+        """Agreed on in the common store."""
+        from parley.cluster.heal import Membership  # which needs to know what a meeting is
+
+        return Membership(self) if self.heals else None
 
     def lobby(self) -> Noticeboard:
         """Where the workers communicate before they are connected.
@@ -238,9 +322,9 @@ def as_launched(experiment: Experiment) -> Meeting:
     except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
     if heals:
-        return Meeting(PrefixStore("parley/heal", store), rank, world, patience, heals=True)
+        return Meeting(rank, world, patience, True, PrefixStore("parley/heal", store))
     store = _of_this_start(store, rank, world, patience)
-    return Meeting(store, rank, world, patience, _backend(experiment.device))
+    return Meeting(rank, world, patience, False, store, _backend(experiment.device))
 
 
 def _store(rank: int, patience: float, heals: bool) -> Store:

@@ -29,7 +29,7 @@ from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
-from parley.compute import kernels
+from parley.compute import choose, kernels
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -58,7 +58,9 @@ def execute(
     `load` creates the problem; with several workers it is called in each of them, with the agents
     that it hosts. `host` is what only this host knows.
     """
+    # Refused before anything is written.
     device_of(experiment.device)
+    choose.check_name(experiment.engine)
     mine = (host or Host()).hosted()
     launched = started_by_launcher()
     world = int(os.environ["WORLD_SIZE"]) if launched else experiment.workers
@@ -114,7 +116,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
                 raise WorkerLost("a worker ended before training began")
             time.sleep(0.02)
         mine = replace(assignment, load=lambda *_: problem)
-        return work(mine, Meeting(store, 0, world, patience, local=True))
+        return work(mine, Meeting(0, world, patience, store=store, local=True))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
     finally:
@@ -203,7 +205,7 @@ def _other_worker(
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
     store.add(READY, 1)
     with suppress(ParleyError):
-        meeting = Meeting(store, rank, experiment.workers, experiment.patience, local=True)
+        meeting = Meeting(rank, experiment.workers, experiment.patience, store=store, local=True)
         work(assignment, meeting)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -87,7 +88,34 @@ class Member(NamedTuple):
     agents: tuple[int, ...]
 
 
-class Noticeboard:
+class Board(ABC):
+    """Where the processes of a run exchange information; this process is number `rank`."""
+
+    def __init__(
+        self, rank: int, world: int, patience: float, members: Mapping[int, Member] | None = None
+    ) -> None:
+        self.rank = rank
+        self.world = world
+        self.patience = patience
+        """How many seconds one process waits for another."""
+        self.members = dict(members or {})
+        """The processes that have introduced themselves."""
+        self.host = here()
+        """The name under which this process introduces itself."""
+
+    @abstractmethod
+    def name(self, rank: int) -> str:
+        """A process as text."""
+
+    @abstractmethod
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        """Every process's value for something, in the order of their numbers.
+
+        `kind` is the type that it has, as pydantic understands it: anything else is refused.
+        """
+
+
+class Noticeboard(Board):
     """Where the processes of a run exchange information; this process is number `rank`.
 
     Without a store this process is alone.
@@ -109,14 +137,9 @@ class Noticeboard:
         self.store = store
         self.root = root or store
         """Where failures are reported, if not in the store itself."""
-        self.rank = rank
-        self.world = world
-        self.patience = patience.total_seconds()
-        """How many seconds one process waits for another."""
+        super().__init__(rank, world, patience.total_seconds(), members)
         self.once = once
         """Whether notes persist for a process that comes back with the same number."""
-        self.members = dict(members or {})
-        """The processes that have introduced themselves."""
         self._shared = 0
 
     def name(self, rank: int) -> str:
@@ -186,7 +209,7 @@ class Noticeboard:
         line = str(said)
         if self.world > int(os.environ.get("LOCAL_WORLD_SIZE", self.world)):
             line = f"{line} (reported by worker {self.rank} on {here()})"
-        note = _written(said.saying(line))
+        note = written_failure(said.saying(line))
         first = note
         with suppress(StoreLost):
             first = self._ask(lambda: store.compare_set(FAILURE, "", note)).decode(
@@ -271,7 +294,7 @@ def _put(store: Store, key: str, text: str, once: bool) -> None:
         store.set(key, text)
 
 
-def _written(error: ParleyError) -> str:
+def written_failure(error: ParleyError) -> str:
     """An error as it is reported to others: its message, and its type where that matters."""
     said: dict[str, Any] = {"words": str(error)}
     if isinstance(error, Diverged):
@@ -284,7 +307,7 @@ def _written(error: ParleyError) -> str:
 def read_failure(note: str) -> ParleyError:
     """An error that another process reported.
 
-    >>> read_failure(_written(Diverged("loss: nan", step=7, epoch=2))).step
+    >>> read_failure(written_failure(Diverged("loss: nan", step=7, epoch=2))).step
     7
     """
     try:

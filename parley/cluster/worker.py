@@ -22,9 +22,9 @@ from torch import Tensor
 
 from parley import data
 from parley.cluster import handshake
-from parley.cluster.heal import Membership, Position, Recovery, without
-from parley.cluster.join import Meeting, RejoinRequest, Roster
-from parley.cluster.noticeboard import Member, Noticeboard, StoreLost, listed
+from parley.cluster.heal import Position, Recovery, without
+from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
+from parley.cluster.noticeboard import Board, Member, StoreLost, listed
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
@@ -39,10 +39,8 @@ from parley.training.pace import last_step
 from parley.training.record import Record
 from parley.training.run import Problem, Run, task_of
 from parley.wire.guard import Suspicious
-from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.processes import Processes
-from parley.wire.transport import Transport, WorkerLost
+from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class Assignment:
 
 
 class Outcome:
-    """What a finished run leaves in memory (on worker 0)."""
+    """What a finished run leaves in memory (on worker 0, or on all)."""
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class Outcome:
         """What the folder has besides records: ``agents`` and ``confusion``."""
 
 
-def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
+def work(assignment: Assignment, meeting: Gathering) -> Outcome | None:
     """Runs one worker from loading to summary; returns the outcome, on worker 0."""
     with threads(assignment.experiment.threads or 1), ExitStack() as holding:
         return Worker(assignment, meeting, holding).work()
@@ -107,12 +105,12 @@ def work(assignment: Assignment, meeting: Meeting) -> Outcome | None:
 class Worker:
     """One worker of a run."""
 
-    def __init__(self, assignment: Assignment, meeting: Meeting, holding: ExitStack) -> None:
+    def __init__(self, assignment: Assignment, meeting: Gathering, holding: ExitStack) -> None:
         """`holding` ends with the run, and with it this worker's hold on the folder."""
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
-        self.membership = Membership(meeting) if meeting.heals else None
+        self.membership = meeting.membership()
         self.position = Position()
         self.hold: Hold | None = None
         self._holding = holding
@@ -125,7 +123,7 @@ class Worker:
             with meeting.ending_together(lobby, final=True):
                 self._prepare(lobby, back)
 
-    def _prepare(self, lobby: Noticeboard, back: bool) -> None:
+    def _prepare(self, lobby: Board, back: bool) -> None:
         """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
         self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
@@ -138,6 +136,8 @@ class Worker:
             kept = enclosed(experiment, self.problem.topology)
             RunFolder(assignment.out).check(kept.experiment, self.resume, kept.files)
         self.task = task_of(experiment, self.problem)
+        bytes_ = self.task.size * self.task.dtype.itemsize
+        self.meeting.expect(experiment.agents, len(self.problem.topology.edges), bytes_)
         lobby.patience = max(LOADING, lobby.patience)
         said = handshake.claims(experiment, self.problem, self.task, assignment.version)
         handshake.agree(lobby, hosted, said)
@@ -155,7 +155,7 @@ class Worker:
             end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
 
-    def _take_hold(self, lobby: Noticeboard) -> None:
+    def _take_hold(self, lobby: Board) -> None:
         """Nothing in the folder is read before it belongs to this run."""
         run = lobby.share("run", uuid.uuid4().hex, str)[0]
         if self.assignment.out:
@@ -199,7 +199,7 @@ class Worker:
                 membership.drop(roster.workers[error.worker], str(error))
                 left = True
 
-    def _train(self, roster: Roster, board: Noticeboard) -> Outcome | None:
+    def _train(self, roster: Roster, board: Board) -> Outcome | None:
         """One generation: from where its workers are to the end, or until a worker is lost."""
         full, workers = self.problem.topology, roster.workers
         present = [a for a in range(full.agents) if self.worker_of[a] in workers]
@@ -208,7 +208,7 @@ class Worker:
         seats = tuple(workers.index(self.worker_of[a]) for a in present)
         numbers = tuple(present) if len(present) < full.agents else ()
         placement = Placement(graph, seats, board.rank, numbers)
-        transport: Transport = Local(placement) if board.store is None else Processes(placement)
+        transport = self.meeting.transport(placement)
         problem = replace(self.problem, topology=graph)
         callbacks = self.assignment.callbacks
         run = Run(
@@ -226,12 +226,13 @@ class Worker:
             return self._recovered(self.membership, roster, run, journal, bridges)
         if self.resume:
             journal.restore(run)
-        watch = self.assignment.watch if board.rank == 0 else unwatched
-        return follow(run, journal, watch, self.agents)
+        told = board.rank == 0 or self.meeting.apart
+        watch = self.assignment.watch if told else unwatched
+        return follow(run, journal, watch, self.agents, self.meeting.apart)
 
     def _recovered(
         self,
-        membership: Membership,
+        membership: Rosters,
         roster: Roster,
         run: Run,
         journal: Journal,
@@ -244,16 +245,15 @@ class Worker:
         self._tell(membership, roster, run, journal, bridges)
         try:
             each = partial(self._each, membership, roster, run, journal.board.rank)
-            return follow(run, journal, each, self.agents)
+            return follow(run, journal, each, self.agents, self.meeting.apart)
         finally:
             self.position = recovery.position()
 
-    def _each(
-        self, membership: Membership, roster: Roster, run: Run, rank: int, event: Event
-    ) -> None:
+    def _each(self, membership: Rosters, roster: Roster, run: Run, rank: int, event: Event) -> None:
         """After every event: a heartbeat; after an epoch, waiting workers may join."""
-        if rank == 0:
+        if rank == 0 or self.meeting.apart:
             self.assignment.watch(event)
+        if rank == 0:
             membership.beat()
         if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
             rejoining = rank == 0 and membership.waiting(roster.generation)
@@ -262,7 +262,7 @@ class Worker:
 
     def _tell(
         self,
-        membership: Membership,
+        membership: Rosters,
         roster: Roster,
         run: Run,
         journal: Journal,
@@ -272,21 +272,22 @@ class Worker:
         before = membership.roster(roster.generation - 1) if roster.generation else ()
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
-        journal.note(
-            {
-                "generation": roster.generation,
-                "epoch": run.epoch,
-                "step": run.step,
-                "workers": list(roster.workers),
-                "gone": gone,
-                "back": back,
-                "bridges": [list(bridge) for bridge in bridges],
-            }
-        )
+        label = self.meeting.label
+        event = {
+            "generation": roster.generation,
+            "epoch": run.epoch,
+            "step": run.step,
+            "workers": [label(worker) for worker in roster.workers],
+            "gone": [label(worker) for worker in gone],
+            "back": [label(worker) for worker in back],
+            "bridges": [list(bridge) for bridge in bridges],
+        }
+        journal.note(event, self.meeting.apart)
         for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
-                log.info("worker %d %s %s (step %d)", worker, word, listed(agents), run.step)
+                who = worker_name(self.meeting.label(worker))
+                log.info("%s %s %s (step %d)", who, word, listed(agents), run.step)
         if run.test.count != self.tested_on:
             rest = "; the others are on absent hosts" if run.test_samples_absent else " again"
             log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
@@ -296,13 +297,25 @@ class Worker:
             log.info("the graph was disconnected; added edges: %s", pairs)
 
 
+def worker_name(label: int | str) -> str:
+    """A worker in words: its own name, or its number.
+
+    >>> worker_name("ward-a"), worker_name(2)
+    ('ward-a', 'worker 2')
+    """
+    return label if isinstance(label, str) else f"worker {label}"
+
+
 def _restarts() -> int:
     """How often torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -> Outcome | None:
-    """Trains to the end and writes the results; returns the outcome, on worker 0."""
+def follow(
+    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], apart: bool = False
+) -> Outcome | None:
+    """Trains to the end and writes the results; returns the outcome, on worker 0 or (`apart`) on
+    every worker."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -323,7 +336,7 @@ def follow(run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any]) -
         summary = journal.finish(run, confusion)
         if absent := summary.get("agents_absent"):
             log.warning("the run ends without %s: their workers are gone", listed(absent))
-    if run.transport.placement.here:
+    if run.transport.placement.here and not apart:
         return None
     return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
 
@@ -341,9 +354,7 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
     }
 
 
-def holdings(
-    problem: Problem, hosted: Sequence[int], agents: int, board: Noticeboard
-) -> list[list[int]]:
+def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board) -> list[list[int]]:
     """Samples of each class at each agent; zeros for other hosts' own data, which stay private."""
     classes = len(problem.class_names)
     own = {a: torch.bincount(s.targets, minlength=classes).tolist()

@@ -47,10 +47,15 @@ ENGINES: dict[str, tuple[type[Engine], Callable[[Task, Shape], str]]] = {
 """Each engine, and why it is not to be tried for a task (nothing: it may be)."""
 
 
+def check_name(name: str) -> None:
+    """Refuses an engine that does not exist."""
+    if name not in (*ENGINES, "auto"):
+        raise unknown_name("engine", name, [*ENGINES, "auto"])
+
+
 def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     """The engine of that name; ``auto`` is settled by `fastest`."""
-    if name not in ENGINES:
-        raise unknown_name("engine", name, [*ENGINES, "auto"])
+    check_name(name)
     return ENGINES[name][0](task, seed, threads)
 
 

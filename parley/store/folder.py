@@ -21,7 +21,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -188,6 +188,22 @@ class RunFolder:
         """Appends a record, which is on disk before this returns."""
         with self._writing():
             append_line(self.path / to, json.dumps(record))
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of a file of JSON objects, as far as they are sound."""
+        path = self.path / name
+        found = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The lines of a file of JSON objects, all at once."""
+        with self._writing():
+            write_atomically(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def rewind(self, records: list[Record], epoch: int) -> list[Record]:
         """Drops records newer than the checkpoint a run resumes from."""

@@ -150,9 +150,18 @@ class Journal:
                 *(size / 1e9, how.keep, path),
             )
 
-    def note(self, event: dict[str, Any]) -> None:
-        """Records a change in who takes part."""
-        if self.folder and self.keeper:
+    def note(self, event: dict[str, Any], apart: bool = False) -> None:
+        """Adds a line about who takes part; `apart`: every worker has its own folder, and those
+        that were away get the lines that they missed."""
+        known = self.folder.lines(GENERATIONS) if self.folder else []
+        if apart:
+            known = max(self.board.share("generations", known, list[dict[str, Any]]), key=len)
+            known = [line for line in known if line["generation"] < event["generation"]]
+        if not (self.folder and self.keeper):
+            return
+        if apart:
+            self.folder.rewrite(GENERATIONS, [*known, event])
+        else:
             self.folder.append(event, GENERATIONS)
 
     def describe(self, agents: dict[str, Any]) -> None:

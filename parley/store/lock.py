@@ -31,18 +31,30 @@ class Hold:
         self._run, self._rank = run, rank
         self._own = folder / f"{LOCK}-{run}-{rank}"
         self._holding = ExitStack()
+        self._made: list[Path] = []
+        """Folders that were not there before, innermost first."""
+        self._new = False
+        """Whether the lock was not there before."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        first = self.first
         self.locked = self.first = False
         self._holding.close()
         with suppress(OSError):
             self._own.unlink(missing_ok=True)
+            if first and self._new and [p.name for p in self.folder.iterdir()] == [LOCK]:
+                # The run failed before it wrote anything: nothing is left of it.
+                (self.folder / LOCK).unlink()
+                for made in self._made:
+                    made.rmdir()
 
     def take(self) -> bool:
         """Takes the folder if no other process has it; whether that was so."""
+        self._made = [p for p in (self.folder, *self.folder.parents) if not p.exists()]
+        self._new = not (self.folder / LOCK).exists()
         try:
             make_folder(self.folder)
         except OSError as error:

@@ -71,7 +71,7 @@ def parse_algorithms(specs: str) -> list[Method]:
     # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
         # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
-        name, *settings = re.split(r":(?=[^:=]*=)", spec)
+        name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
         pairs = [setting.partition("=")[::2] for setting in settings]
         if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
@@ -192,7 +192,8 @@ def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict
     defaults = getattr(algorithm, "kind", type(algorithm)).options()
     found = {}
     for name, mine in algorithm.settings().items():
-        shared = all(e.algorithm.settings().get(name, mine) == mine for e in experiments)
+        missing = 1 if name == "local_steps" else mine  # whoever has none averages in every step
+        shared = all(e.algorithm.settings().get(name, missing) == mine for e in experiments)
         said = name == "alpha" and "α=" in algorithm.label
         if mine != defaults[name].default and not shared and not said:
             found[name] = mine

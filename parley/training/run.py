@@ -331,7 +331,8 @@ class Run:
     def _threads(self) -> int:
         """The requested number, or this process's share of the cores; never more than agents."""
         placement = self.transport.placement
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", placement.workers))
+        together = 1 if self.transport.alone_on_host else placement.workers
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", together))
         threads = self.experiment.threads or max(1, usable_cores() // here)
         return min(threads, len(placement.agents))
 

@@ -106,6 +106,9 @@ class Arrivals:
 class Transport(ABC):
     """Carries messages forward along edges and replies back along the same edges."""
 
+    alone_on_host = False
+    """Whether this worker has its host's cores to itself."""
+
     def __init__(
         self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
     ) -> None:

@@ -105,7 +105,7 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("topology ring --agents 3 --picture a.gif", "picture: 'a.gif' is not valid; valid: a fil"),
         ("topology ring --agents 3 --picture no/a.png", "picture: 'no/a.png' is not valid; valid:"),
         ("data digts", "data: 'digts' is not valid (did you mean 'digits'?); valid:"),
-        ("data digits --seed -1", "seed: -1 is not valid; valid: a whole number of at least 0"),
+        ("data digits --seed -1", "seed: -1 is not valid; valid: a whole number from 0 to"),
         ("data digits --partition skew:2", "partition: 'skew:2' is not valid; valid: skew:s with"),
     ],
 )  # fmt: skip

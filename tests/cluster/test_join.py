@@ -50,7 +50,7 @@ def test_workers_of_one_machine_are_open_to_no_other(tmp_path: Path) -> None:
 
 def test_the_interface_is_chosen_for_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(INTERFACE, raising=False)
-    meeting = Meeting(local_store(60.0), 0, 1, local=True)
+    meeting = Meeting(0, 1, store=local_store(60.0), local=True)
     with meeting.connected(meeting.everyone, {}):
         assert dist.get_world_size() == 1
         assert INTERFACE not in os.environ

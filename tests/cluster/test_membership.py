@@ -16,7 +16,7 @@ WORLD, PATIENCE = 3, 1.0
 
 
 def member(store: dist.HashStore, rank: int) -> Membership:
-    return Membership(Meeting(store, rank, WORLD, PATIENCE, heals=True))
+    return Membership(Meeting(rank, WORLD, PATIENCE, heals=True, store=store))
 
 
 def together(members: dict[int, Membership], left: bool) -> dict[int, Roster | str]:

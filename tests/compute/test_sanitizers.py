@@ -1,4 +1,4 @@
-"""The kernels touch no memory but their own, nothing in them is undefined; they are built once."""
+"""The kernels stay inside their memory, nothing in them is undefined, and they are built once."""
 
 import os
 import shutil

@@ -1,0 +1,89 @@
+"""``parley join``: one peer of a group that trains over the open network."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parley.cli.flags import with_file
+from parley.cli.options import Json, Log, Out, Resume, output_folder
+from parley.cli.screen import heading, screen, stoppable
+from parley.cli.train import HostFile, summary_table
+from parley.cluster.host import Host
+from parley.experiment import Experiment
+from parley.peers import join as peers
+from parley.peers.file import Peers
+from parley.training.run import problem
+from parley.watch import trackers
+from parley.watch.progress import TrainingProgress
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+PeersFile = Annotated[
+    Path,
+    typer.Argument(
+        help="Who takes part: the same file at every peer.", metavar="PEERS.toml",
+        show_default=False,
+    ),
+]  # fmt: skip
+Me = Annotated[
+    str,
+    typer.Option(help="Which of the peers this is.", metavar="NAME", show_default=False),
+]
+Keys = Annotated[
+    Path,
+    typer.Option(
+        help="Folder with this peer's NAME.key and NAME.crt. (default: here)", metavar="FOLDER",
+        show_default=False,
+    ),
+]  # fmt: skip
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        help="Where to await other peers, if not at the port of this peer's address.",
+        metavar="HOST:PORT",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def join(
+    file: PeersFile,
+    *,
+    me: Me,
+    host: HostFile = None,
+    keys: Keys = Path(),
+    listen: Listen = None,
+    out: Out = None,
+    resume: Resume = False,
+    json_: Json = False,
+    log: Log = None,
+) -> None:
+    """Train with other organisations over the open network, with no coordinator.
+
+    [bold]parley join peers.toml --me ward-a --host host.toml --out runs/mine[/bold]
+
+    Every peer runs this command with the same peers.toml and its own name. Links are encrypted, and
+    only those whose keys peers.toml lists are let in.
+    """
+    group = Peers.read(file)
+    experiment = Experiment.of(**with_file(Path(group.experiment), {}))
+    part = peers.part_of(Host.of(host), group, me)
+    logged = trackers.parse(log)
+    out = output_folder(out, resume, f"{me}-{experiment.algorithm.name}")
+    with (
+        stoppable(out),
+        TrainingProgress(experiment, True) as progress,
+        trackers.logging(logged, experiment, out, progress) as watch,
+    ):
+        load = partial(problem, places=part.data)
+        outcome = peers.join(group, experiment, me, keys, load, out, resume, watch, listen=listen)
+    if json_:
+        print(json.dumps(outcome.summary))
+    else:
+        done = outcome.summary
+        heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
+        screen.print(summary_table(done).terminal())

@@ -1,0 +1,66 @@
+"""``parley peers``: a look at the group before training begins."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parley.cli.join import Keys, Listen, Me, PeersFile
+from parley.cli.options import Json
+from parley.cli.screen import screen
+from parley.errors import BadValue
+from parley.experiment import Experiment, read_file
+from parley.peers.check import check as look
+from parley.peers.file import Peers
+from parley.results.table import Table
+
+app = typer.Typer(
+    rich_markup_mode="rich",
+    add_completion=False,
+    help="Look at the peers of a group before they train.",
+)
+
+
+@app.callback()
+def _group() -> None: ...
+
+
+@app.command()
+def check(
+    file: PeersFile,
+    *,
+    me: Me,
+    keys: Keys = Path(),
+    listen: Listen = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            help="How long to look for the others. (default: 10)", metavar="NUMBER",
+            show_default=False,
+        ),
+    ] = 10.0,
+    json_: Json = False,
+) -> None:  # fmt: skip
+    """Show who can be reached, whose key fits, and whose experiment differs.
+
+    [bold]parley peers check peers.toml --me ward-a[/bold]
+
+    Peers answer while they train, wait for others, or look as well. The exit code is 1 unless
+    everyone is ready.
+    """
+    if seconds <= 0:
+        raise BadValue("seconds", seconds, "a number above 0")
+    group = Peers.read(file)
+    experiment = Experiment.of(**read_file(Path(group.experiment)))
+    rows = look(group, experiment, me, keys, seconds, listen)
+    if json_:
+        print(json.dumps([row._asdict() for row in rows]))
+    else:
+        cells = [
+            [row.name, row.address, ", ".join(map(str, row.agents)), row.state] for row in rows
+        ]
+        shown = Table(["peer", "address", "agents", "state"], cells, frozenset({0, 1, 2, 3}))
+        screen.print(shown.terminal())
+    if not all(row.fits for row in rows):
+        raise typer.Exit(1)

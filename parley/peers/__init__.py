@@ -1,0 +1,1 @@
+"""Organisations that train together over the open network: keys, links, no coordinator."""

@@ -1,0 +1,247 @@
+"""One encrypted connection: certificates first, then TLS 1.3, then frames. Nothing ever blocks.
+
+Both ends send their certificates in the clear (they are not secret) so that each can look up whose
+it is before any work is done for a stranger, and can then demand exactly that certificate, or the
+authority's signature on it, from the standard library's TLS: it takes nothing but trust anchors.
+"""
+
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parley.peers.file import Peers
+from parley.peers.frames import HEADER, HELLO, Buffer, Frame
+from parley.peers.keys import Identity
+
+PREAMBLE = b"PARLEY\x00\x01"
+"""What a connection begins with, and in which version of this protocol."""
+SIZE = struct.Struct("<H")
+MOST_CERTIFICATE = 8192
+MOST_HELLO = 1 << 18
+RECORD = 16384
+"""Bytes of a TLS record: a frame's header goes into the first one."""
+READS = 256
+"""Records that are read before others have their turn."""
+
+
+class Refused(Exception):
+    """Whoever is at the other end is not let in, and why."""
+
+
+class Security:
+    """This peer's identity and whom it trusts."""
+
+    def __init__(self, identity: Identity, peers: Peers, certificate: bytes) -> None:
+        self.identity = identity
+        self.peers = peers
+        self.certificate = certificate
+        self.preamble = PREAMBLE + SIZE.pack(len(certificate)) + certificate
+
+    def context(self, certificate: bytes, serves: bool) -> ssl.SSLContext:
+        """TLS 1.3 with whoever holds this certificate and nobody else."""
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_3
+        made.check_hostname = False  # names are those of peers.toml, not of DNS
+        made.verify_mode = ssl.CERT_REQUIRED
+        try:
+            made.load_verify_locations(cadata=self.peers.authority or certificate)
+        except ssl.SSLError:
+            raise Refused("what it sent is not a certificate") from None
+        made.load_cert_chain(self.identity.certificate, self.identity.key)
+        if serves:
+            made.num_tickets = 0
+        return made
+
+
+class Connection:
+    """A socket on its way to carrying frames, and then carrying them.
+
+    Whoever owns it calls `readable` and `writable` when the socket is, and is told when it is
+    encrypted and of frames.
+    """
+
+    def __init__(
+        self,
+        sock: Any,
+        security: Security,
+        where: str,
+        dialled: str | None,
+        begun: float,
+        on_encrypted: Callable[["Connection"], None],
+        on_frame: Callable[["Connection", Frame, memoryview], None],
+    ) -> None:
+        self.sock: Any = sock
+        self.security = security
+        self.where = where
+        """The other end's address, for messages."""
+        self.dialled = dialled
+        """The peer that was dialled here; None: the other end did."""
+        self.begun = begun
+        self.heard = begun
+        self.on_encrypted = on_encrypted
+        self.on_frame = on_frame
+        self.name: str | None = None
+        """Who is at the other end, once that is certain."""
+        self.ready = False
+        """Whether both have said hello."""
+        self.limit = MOST_HELLO
+        self.paused = False
+        self._stage = "preamble"
+        self._claimed = b""
+        self._early = bytearray()
+        self._outgoing: deque[memoryview] = deque()
+        self._header = bytearray(HEADER.size)
+        self._frame: Frame | None = None
+        self._target = memoryview(self._header)
+        self._filled = 0
+        if dialled is not None:
+            self._outgoing.append(memoryview(security.preamble))
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def put(self, frame: Frame, parts: list[Buffer] | tuple[Buffer, ...] = ()) -> None:
+        """Queues a frame; its header shares a record with the first bytes."""
+        if not parts:
+            self._outgoing.append(memoryview(frame.packed()))
+            return
+        head, first = frame.packed(), memoryview(parts[0]).cast("B")
+        room = RECORD - len(head)
+        if len(first) <= room and len(parts) > 1:
+            second = memoryview(parts[1]).cast("B")
+            cut = room - len(first)
+            self._outgoing.append(memoryview(b"".join((head, first, second[:cut]))))
+            rest = [second[cut:], *(memoryview(part).cast("B") for part in parts[2:])]
+        else:
+            self._outgoing.append(memoryview(b"".join((head, first[:room]))))
+            rest = [first[room:], *(memoryview(part).cast("B") for part in parts[1:])]
+        self._outgoing.extend(part for part in rest if len(part))
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._outgoing) and self._stage != "tls"
+
+    def writable(self) -> None:
+        """Sends as much as the socket takes."""
+        if self._stage == "tls":
+            self._shake_hands()
+            return
+        while self._outgoing:
+            view = self._outgoing[0]
+            try:
+                count = self.sock.send(view)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return
+            if count < len(view):
+                self._outgoing[0] = view[count:]
+            else:
+                self._outgoing.popleft()
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def readable(self, now: float) -> bool:
+        """Reads what there is; True if there may be more that the socket does not tell of."""
+        if self._stage == "preamble":
+            self._read_preamble()
+        if self._stage == "tls":
+            self._shake_hands()
+        if self._stage != "frames":
+            return False
+        for _ in range(READS):
+            if self.paused:
+                return False
+            try:
+                count = self.sock.recv_into(self._target[self._filled :])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return False
+            if not count:
+                raise ConnectionResetError("it closed the connection")
+            self.heard = now
+            self._filled += count
+            if self._filled == len(self._target):
+                self._filled_up()
+        return True
+
+    def _filled_up(self) -> None:
+        """A header or a frame is complete."""
+        if self._frame is None:
+            frame = Frame.read(self._header, self.limit)
+            if not self.ready and frame.kind != HELLO:
+                raise Refused("it did not say hello first")
+            if frame.length:
+                self._frame = frame
+                # Not zeroed first, unlike a bytearray.
+                self._target = np.empty(frame.length, np.uint8).data
+                self._filled = 0
+                return
+            body = memoryview(b"")
+        else:
+            frame, body = self._frame, self._target
+        self._frame, self._target, self._filled = None, memoryview(self._header), 0
+        self.on_frame(self, frame, body)
+
+    def _read_preamble(self) -> None:
+        """Whom the other end claims to be."""
+        fixed = len(PREAMBLE) + SIZE.size
+        while True:
+            known = len(self._early) >= fixed
+            length = SIZE.unpack_from(self._early, len(PREAMBLE))[0] if known else 0
+            if known and not 0 < length <= MOST_CERTIFICATE:
+                raise Refused("its certificate has an impossible length")
+            wanted = fixed + length if known else fixed
+            if known and len(self._early) == wanted:
+                break
+            try:
+                got = self.sock.recv(wanted - len(self._early))
+            except BlockingIOError:
+                return
+            if not got:
+                raise ConnectionResetError("it closed the connection")
+            self._early += got
+            if not PREAMBLE.startswith(self._early[: len(PREAMBLE)]):
+                raise Refused("it does not speak Parley's protocol")
+        self._claimed = bytes(self._early[fixed:])
+        self._begin_tls()
+
+    def _begin_tls(self) -> None:
+        holder = self.security.peers.holder(self._claimed)  # BadValue: nobody's
+        if self.dialled is not None and holder != self.dialled:
+            raise Refused(f"it has the certificate of {holder}, not of {self.dialled}")
+        if holder == self.security.identity.name:
+            raise Refused(f"it has the certificate of {holder}, as this peer has")
+        self.name = holder
+        serves = self.dialled is None
+        context = self.security.context(self._claimed, serves)
+        if serves:
+            # A few hundred bytes into an empty buffer; were it full, this is no peer.
+            if self.sock.send(self.security.preamble) < len(self.security.preamble):
+                raise Refused("it does not read")
+        elif self._outgoing:
+            raise Refused("it answered before it was asked")
+        self.sock = context.wrap_socket(
+            self.sock, server_side=serves, do_handshake_on_connect=False
+        )
+        self._stage = "tls"
+
+    def _shake_hands(self) -> None:
+        try:
+            self.sock.do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        if self.sock.getpeercert(binary_form=True) != self._claimed:
+            raise Refused("it showed one certificate and used another")
+        self._stage = "frames"
+        self.on_encrypted(self)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the other end has proved that it holds its key, as far as TLS tells yet."""
+        return self._stage == "frames"
+
+    def close(self) -> None:
+        """Without ceremony: what was not acknowledged is sent again elsewhere."""
+        self.sock.close()

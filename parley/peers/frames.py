@@ -1,0 +1,153 @@
+"""What goes through a link: frames with numbers, and the memory that lets none be lost.
+
+Nothing here opens a socket or asks for the time. A `Session` outlives the connections that carry
+it: frames are numbered, kept until they are acknowledged, and sent again on the next connection.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+HEADER = struct.Struct("<4sB3xQQQ")
+"""Magic, kind, length, number, acknowledged: 32 bytes before every frame."""
+MAGIC = b"PRLF"
+HELLO, DATA, ACKNOWLEDGE, BYE = 1, 2, 3, 4
+KINDS = (HELLO, DATA, ACKNOWLEDGE, BYE)
+
+Buffer = bytes | bytearray | memoryview
+
+
+class BadFrame(Exception):
+    """What came is not what a peer sends; the connection that carried it is closed."""
+
+
+class Frame(NamedTuple):
+    """A frame's header."""
+
+    kind: int
+    length: int
+    number: int
+    """Of data, counted from 1; of an acknowledgement, the last number that was sent."""
+    acknowledged: int
+    """The last number that has come the other way."""
+
+    def packed(self) -> bytes:
+        """As it stands on the wire."""
+        return HEADER.pack(MAGIC, *self)
+
+    @classmethod
+    def read(cls, header: Buffer, limit: int) -> "Frame":
+        """Checked before anything is allocated for it.
+
+        >>> Frame.read(Frame(DATA, 5, 1, 0).packed(), limit=10)
+        Frame(kind=2, length=5, number=1, acknowledged=0)
+        """
+        magic, *fields = HEADER.unpack(header)
+        frame = cls(*fields)
+        if magic != MAGIC or frame.kind not in KINDS:
+            raise BadFrame("it does not begin as a frame does")
+        if frame.length > limit:
+            raise BadFrame(f"a frame of {frame.length} bytes, where at most {limit} are expected")
+        return frame
+
+
+class Kept(NamedTuple):
+    """A frame that may have to be sent again."""
+
+    number: int
+    parts: Sequence[Buffer]
+
+    def length(self) -> int:
+        """Bytes behind the header."""
+        return sum(len(part) for part in self.parts)
+
+
+class Session:
+    """What two peers have sent each other since both were started.
+
+    >>> ours, theirs = Session(), Session()
+    >>> first, second = ours.post([b"a"]), ours.post([b"b"])
+    >>> theirs.take(first.number), theirs.take(first.number)  # the second time it is not new
+    (True, False)
+    >>> [kept.parts for kept in ours.resume(theirs.received)]
+    [[b'b']]
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        """Number of the last frame that was posted here."""
+        self.acknowledged = 0
+        """Number of the last one that the other side has."""
+        self.received = 0
+        """Number of the last one that has come from there."""
+        self._kept: deque[Kept] = deque()
+
+    def post(self, parts: Sequence[Buffer]) -> Kept:
+        """Numbers a frame and keeps it until it is acknowledged."""
+        self.sent += 1
+        kept = Kept(self.sent, parts)
+        self._kept.append(kept)
+        return kept
+
+    def take(self, number: int) -> bool:
+        """Whether a frame that has come is new; one that was missed in between is an error."""
+        if number <= self.received:
+            return False
+        if number != self.received + 1:
+            raise BadFrame(f"frame {number} came after frame {self.received}")
+        self.received = number
+        return True
+
+    def caught_up(self, sent: int) -> None:
+        """Checks that nothing is missing of what the other side says that it has sent before."""
+        if sent > self.received:
+            raise BadFrame(f"frame {self.received + 1} is missing")
+
+    def acknowledge(self, number: int) -> None:
+        """The other side has all frames up to this one."""
+        if not self.acknowledged <= number <= self.sent:
+            if number < self.acknowledged:
+                return  # an older word that came late
+            raise BadFrame(f"frame {number} was acknowledged, {self.sent} was the last")
+        self.acknowledged = number
+        while self._kept and self._kept[0].number <= number:
+            self._kept.popleft()
+
+    def resume(self, received: int) -> list[Kept]:
+        """What to send again on a new connection, given what the other side has received."""
+        if received < self.acknowledged:
+            raise BadFrame(f"frame {received} is the last, {self.acknowledged} was acknowledged")
+        self.acknowledge(received)
+        return list(self._kept)
+
+    @property
+    def outstanding(self) -> int:
+        """Frames that are not acknowledged yet."""
+        return len(self._kept)
+
+
+class Flood:
+    """Which messages for everyone have been seen already, so that each is passed on once.
+
+    >>> flood = Flood()
+    >>> flood.new("ward-a", "life", 1), flood.new("ward-a", "life", 1)
+    (True, False)
+    """
+
+    REMEMBERED = 4096
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str, int]] = set()
+        self._order: deque[tuple[str, str, int]] = deque()
+
+    def new(self, origin: str, life: str, number: int) -> bool:
+        """Whether this one has not been seen."""
+        mark = (origin, life, number)
+        if mark in self._seen:
+            return False
+        self._seen.add(mark)
+        self._order.append(mark)
+        if len(self._order) > self.REMEMBERED:
+            self._seen.discard(self._order.popleft())
+        return True

@@ -1,0 +1,67 @@
+"""Where messages from other peers wait until somebody asks for them.
+
+What waits for whom is decided here and nowhere else: whoever takes a message names its sender,
+lane, generation and number.
+"""
+
+import struct
+
+ENVELOPE = struct.Struct("<B3xIQ")
+"""Lane, generation and number: 16 bytes before every message."""
+FLOOD, PARCEL, TREE = 0, 1, 2
+"""Lanes: for everyone; messages between agents; what all peers do together."""
+LANES = (FLOOD, PARCEL, TREE)
+
+
+class Mailbox:
+    """Messages by lane, generation, sender and number.
+
+    >>> box = Mailbox()
+    >>> box.put(PARCEL, 0, "ward-a", 1, memoryview(b"hello"))
+    True
+    >>> box.waiting("ward-a"), bytes(box.take(PARCEL, 0, "ward-a", 1)), box.waiting("ward-a")
+    (5, b'hello', 0)
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        """Older messages than of this generation are of no use any more."""
+        self._letters: dict[tuple[int, int, str], dict[int, memoryview]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def put(self, lane: int, generation: int, sender: str, number: int, body: memoryview) -> bool:
+        """Keeps a message unless it comes too late; False if there is one of that number."""
+        if generation < self.generation:
+            return True
+        letters = self._letters.setdefault((lane, generation, sender), {})
+        if number in letters:
+            return False
+        letters[number] = body
+        self._bytes[sender] = self.waiting(sender) + len(body)
+        return True
+
+    def take(self, lane: int, generation: int, sender: str, number: int) -> memoryview | None:
+        """The message of that number, if it has come."""
+        letters = self._letters.get((lane, generation, sender), {})
+        body = letters.pop(number, None)
+        if body is not None:
+            self._bytes[sender] -= len(body)
+        return body
+
+    def waiting(self, sender: str) -> int:
+        """Bytes from this sender that nobody has taken yet."""
+        return self._bytes.get(sender, 0)
+
+    def begin(self, generation: int) -> None:
+        """Drops what earlier generations have left."""
+        self.generation = generation
+        self._drop([key for key in self._letters if key[1] < generation])
+
+    def forget(self, sender: str) -> None:
+        """Drops everything from a peer that has been started anew."""
+        self._drop([key for key in self._letters if key[2] == sender])
+
+    def _drop(self, keys: list[tuple[int, int, str]]) -> None:
+        for key in keys:
+            for body in self._letters.pop(key).values():
+                self._bytes[key[2]] -= len(body)

@@ -1,0 +1,199 @@
+"""How peers come together: links first, then the words of the start, then one generation."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from parley.cluster.heal import without
+from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
+from parley.cluster.noticeboard import Board, Member, listed, read_failure, written_failure
+from parley.errors import ParleyError
+from parley.graphs import Topology
+from parley.peers.board import PeerBoard, Replay
+from parley.peers.file import Peers
+from parley.peers.group import Group
+from parley.peers.links import Links
+from parley.peers.membership import PeerMembership, asked_words
+from parley.peers.transport import PeerTransport
+from parley.wire.placement import Placement
+from parley.wire.transport import GATHERED_BYTES, Transport, WorkerLost
+
+log = logging.getLogger(__name__)
+
+LOBBY = 0
+"""The generation of links in which peers speak before they train; that of a roster is one more."""
+
+
+def talking(worker_of: Sequence[int], topology: Topology) -> set[tuple[int, int]]:
+    """The workers that talk with each other at some time, as pairs, the smaller number first.
+
+    >>> from parley.graphs import ring
+    >>> sorted(talking([0, 0, 1, 2], ring(4)))
+    [(0, 1), (0, 2), (1, 2)]
+    """
+    graphs = topology.phases or (topology,)
+    ends = {(worker_of[j], worker_of[i]) for graph in graphs for j, i in graph.edges}
+    return {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
+
+
+@dataclass
+class _Now:
+    """What changes while peers train."""
+
+    group: Group | None = None
+    membership: PeerMembership | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerMeeting(Gathering):
+    """The peers of a run, as ``peers.toml`` lists them."""
+
+    links: Links
+    peers: Peers
+    topology: Topology
+    out: Path | None = None
+    """The run's folder, where this peer keeps what it has promised."""
+    now: _Now = field(default_factory=_Now)
+    apart: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        self.links.listeners.append(self._hear)
+
+    def label(self, worker: int) -> int | str:
+        """A peer's name."""
+        return self.peers.names[worker]
+
+    def expect(self, agents: int, edges: int, size: int) -> None:
+        """Bounds what a peer may send at once, now that the model is known."""
+        rows = max(agents, edges)
+        self.links.expect(max(GATHERED_BYTES, rows * (2 * size + 1024)) + (1 << 20))
+
+    def lobby(self) -> Board:
+        """Where all peers speak before they train; waits for the links that this one needs."""
+        worker_of = self.peers.worker_of()
+        group = Group(self.links, self.peers.names, talking(worker_of, self.topology), LOBBY)
+        self.links.want(group.partners)
+        log.info("%s waits for %s", self.links.me, ", ".join(group.partners))
+        membership = self.now.membership
+        if membership is None:
+            self._await(group.partners)
+            return PeerBoard(group, self.patience)
+        if not membership.came_back:
+            self._await(group.partners, or_begun=True)
+            membership.came_back = self._others_have_begun()
+        if not membership.came_back:
+            return PeerBoard(group, self.patience, note=lambda *said: membership.words.append(said))
+        self.links.want(list(self.links.links))
+        words = membership.words or asked_words(self.links, membership, self.patience)
+        return Replay(self.peers.names, self.rank, self.patience, words)
+
+    def _others_have_begun(self) -> bool:
+        return any(said.get("begun") for said in self.links.hellos.values())
+
+    def _await(self, names: Sequence[str], or_begun: bool = False) -> None:
+        links = self.links
+
+        def ready() -> bool:
+            return all(map(links.connected, names)) or (or_begun and self._others_have_begun())
+
+        if links.until(ready, self.patience):
+            return
+        missing = [name for name in names if not links.connected(name)]
+        troubles = {name: links.links[name].trouble or "it did not call" for name in missing}
+        why = "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())
+        raise WorkerLost(
+            f"peers: no link to {', '.join(missing)} within {self.patience:g} seconds "
+            f"(patience): {why}",
+            [self.peers.number(name) for name in missing],
+            True,
+        )
+
+    @contextmanager
+    def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Board]:
+        """The peers of one generation, linked along the graph of those who are present."""
+        worker_of = self.peers.worker_of()
+        present = [a for a, worker in enumerate(worker_of) if worker in roster.workers]
+        graph, _ = without(self.topology, present)
+        seats = [roster.workers.index(worker_of[agent]) for agent in present]
+        names = [self.peers.names[worker] for worker in roster.workers]
+        generation = roster.generation + 1
+        group = Group(self.links, names, talking(seats, graph), generation)
+        self.links.begin(generation)
+        self.links.want(group.partners)
+        self.links.hello["begun"] = True
+        self.now.group = group
+        known = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
+        board = PeerBoard(group, self.patience, known)
+        with self.ending_together(board, final=not self.heals):
+            yield board
+
+    def transport(self, placement: Placement) -> Transport:
+        """By the links of the generation that is connected."""
+        assert self.now.group is not None
+        return PeerTransport(placement, None, self.now.group)
+
+    def membership(self) -> Rosters | None:
+        """Agreed on by a majority of the peers."""
+        if self.heals and self.now.membership is None:
+            self.now.membership = PeerMembership(
+                self.links, self.rank, self.world, self.patience, self.out
+            )
+            self.links.hello["begun"] = self.now.membership.came_back
+        return self.now.membership
+
+    def _hear(self, origin: str, said: Any) -> None:
+        """Another peer has said something to everyone; called by the thread of the links."""
+        kind = said.get("kind") if isinstance(said, dict) else None
+        membership = self.now.membership
+        if kind == "failure":
+            try:
+                error = read_failure(str(said["note"]))
+            except (KeyError, ValueError, TypeError):
+                return
+            self.links.fail(error.saying(f"{error} (reported by {origin})"))
+        elif membership is None:
+            return
+        elif kind == "view" and origin in self.peers.names:
+            membership.hear(self.peers.number(origin), said.get("said"))
+        elif kind == "words?" and self.now.group is not None:
+            self.links.flood({"kind": "words", "to": origin, "words": membership.words})
+        elif kind == "words" and said.get("to") == self.links.me and not membership.words:
+            membership.words = [(str(what), answers) for what, answers in said["words"]]
+        elif kind == "done":
+            membership.over = True
+
+    @contextmanager
+    def ending_together(self, board: Board, final: bool) -> Iterator[None]:
+        """When one fails, all end, with the words of the first that failed."""
+        try:
+            yield
+        except RejoinRequest:
+            raise
+        except WorkerLost as lost:
+            if not final or lost is self.links.failure:
+                raise
+            raise self._tell(self._explained(lost)) from None
+        except ParleyError as error:
+            if error is not self.links.failure:
+                self._tell(error)
+            raise
+        except KeyboardInterrupt:
+            if final:
+                self._tell(ParleyError(f"peers: {self.links.me} was stopped"))
+            raise
+        except Exception as error:
+            self._tell(ParleyError(f"peers: {self.links.me} has failed: {error!r}"))
+            raise
+
+    def _tell(self, error: ParleyError) -> ParleyError:
+        self.links.flood({"kind": "failure", "note": written_failure(error)})
+        return error
+
+    def _explained(self, lost: WorkerLost) -> WorkerLost:
+        hosted = [self.peers.peer[worker] for worker in lost.workers]
+        agents = "; ".join(listed(peer.agents) for peer in hosted)
+        then = 'start all peers again with --resume, or set on_failure = "heal"'
+        return lost.saying(f"{lost}, with {agents}; {then}" if agents else f"{lost}; {then}")

@@ -1,0 +1,115 @@
+"""Messages between agents over the links of peers: the third transport.
+
+Axes: A agents hosted here, R rows in which messages lie, B bytes of a message.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parley.errors import ParleyError
+from parley.peers.group import Group
+from parley.wire.clock import Clock
+from parley.wire.edges import Route
+from parley.wire.guard import Guard
+from parley.wire.placement import Placement
+from parley.wire.spread import Request, Spread
+
+
+class _Parcel:
+    """A parcel that is awaited from one peer."""
+
+    def __init__(self, name: str, take: Callable[[], memoryview], inbox_RB: Tensor) -> None:
+        self._name = name
+        self._take = take
+        self._inbox_RB = inbox_RB
+
+    def wait(self) -> None:
+        """Puts it where it belongs."""
+        body, inbox = self._take(), self._inbox_RB
+        if len(body) != inbox.numel():
+            raise ParleyError(
+                f"peers: {self._name} sent {len(body)} bytes of messages, "
+                f"{inbox.numel()} were expected"
+            )
+        inbox.copy_(torch.from_numpy(np.frombuffer(body, np.uint8)).view_as(inbox))
+
+
+class PeerTransport(Spread):
+    """Agents spread over peers."""
+
+    alone_on_host = True
+
+    def __init__(
+        self,
+        placement: Placement,
+        clock: Clock | None,
+        group: Group,
+        guard: Guard | None = None,
+    ) -> None:
+        super().__init__(placement, clock, guard)
+        self.group = group
+        if (placement.workers, placement.here) != (len(group.names), group.here):
+            raise ParleyError(f"peers: {placement.workers} are needed, {len(group.names)} are here")
+
+    def _like(
+        self, placement: Placement, clock: Clock | None, guard: Guard | None
+    ) -> "PeerTransport":
+        other = PeerTransport(placement, clock, self.group, guard)
+        other.sent = self.sent
+        return other
+
+    def _name(self, worker: int) -> str:
+        return self.group.names[worker]
+
+    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> list[Request]:
+        for worker, part in route.to:
+            self.group.send(worker, [_bytes(outbox_RB[part])])
+        return [
+            _Parcel(self._name(worker), self.group.expect(worker), inbox_RB[part])
+            for worker, part in route.of
+        ]
+
+    def gather(self, values_A: Tensor) -> Tensor:
+        """The rows of all agents, in agent order, on every worker."""
+        self._settle()
+        worker_of = self.placement.worker_of
+        all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
+        for worker, said in enumerate(self.group.gather(_bytes(values_A))):
+            agents = [a for a, w in enumerate(worker_of) if w == worker]
+            rows = self._read(worker, said, all_rows[: len(agents)])
+            all_rows[agents] = rows.to(values_A.device)
+        return all_rows
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over workers, on every worker, in their order."""
+        self._settle()
+        total = torch.zeros_like(values)
+        for worker, said in enumerate(self.group.gather(_bytes(values))):
+            total += self._read(worker, said, values).to(values.device)
+        return total
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
+        source = self.placement.worker_of[agent]
+        own = _bytes(values) if source == self.placement.here else None
+        said = self.group.broadcast(own, source)
+        return self._read(source, said, values).to(values.device)
+
+    def _read(self, worker: int, said: memoryview, like: Tensor) -> Tensor:
+        """Numbers of another peer, of the kind and number that this one has as well."""
+        if len(said) != like.numel() * like.element_size():
+            raise ParleyError(
+                f"peers: {self._name(worker)} sent {len(said)} bytes of numbers, "
+                f"{like.numel() * like.element_size()} were expected"
+            )
+        raw = torch.from_numpy(np.frombuffer(said, np.uint8).copy())
+        return raw.view(like.dtype).reshape(like.shape)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    whole = values.detach().cpu().contiguous().reshape(-1)
+    return whole.view(torch.uint8).numpy().data.cast("B")

@@ -1,0 +1,231 @@
+"""Numbered views: who takes part, agreed on by a majority of those who took part before.
+
+Nothing here opens a socket or asks for the time: messages and the time come in, messages go out,
+and what must not be forgotten is handed to `keep` before anything that depends on it is said. View
+0 is everyone in ``peers.toml``. Each later view is one decision of Paxos among the members of the
+view before it, so there are never two different views of one number, whoever dies or is cut off.
+
+    outside ──enters──▶ waiting ──view──▶ training ──end──▶ done
+                           ▲                  │
+                           └──somebody is lost, or somebody waits outside
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+Message = dict[str, Any]
+View = tuple[int, ...]
+Ballot = tuple[int, int]
+"""A round, and who began it."""
+
+BEAT = 0.5
+"""Seconds after which whoever wants to be in the next view says so again."""
+FRESH = 6 * BEAT
+"""Seconds for which that counts, at least; half the patience, if that is more."""
+TURN = 1.0
+"""Seconds after which another may propose, if the first has not succeeded."""
+NONE: Ballot = (0, -1)
+
+
+class Views:
+    """What one peer knows of the views, and its part in deciding the next."""
+
+    def __init__(
+        self,
+        me: int,
+        world: int,
+        patience: float,
+        keep: Callable[[Message], None] = lambda state: None,
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`kept` is what was last handed to `keep`, where this peer has been here before."""
+        self.me = me
+        self.patience = patience
+        self.fresh = max(FRESH, patience / 2)
+        self.views: list[View] = [tuple(range(world))]
+        self._keep = keep
+        self._promised: Ballot = NONE
+        self._accepted: tuple[Ballot, View] | None = None
+        self._entered_at: float | None = None
+        self._left = False
+        self._lost: set[int] = set()
+        self._heard: dict[int, tuple[float, frozenset[int]]] = {}
+        """Who wants to be in the next view: when that was last heard, and whom they miss."""
+        self._said = self._proposed = float("-inf")
+        self._ballot: Ballot = NONE
+        self._promises: dict[int, tuple[Ballot, View] | None] = {}
+        self._wish: View = ()
+        self._value: View | None = None
+        self._acceptances: set[int] = set()
+        if kept is not None:
+            self.views = [tuple(view) for view in kept["views"]]
+            self._promised = _ballot(kept["promised"])
+            if kept["accepted"] is not None:
+                ballot, view = kept["accepted"]
+                self._accepted = _ballot(ballot), tuple(view)
+
+    @property
+    def number(self) -> int:
+        """Of the newest view."""
+        return len(self.views) - 1
+
+    @property
+    def members(self) -> View:
+        """Those of the newest view."""
+        return self.views[-1]
+
+    def enter(self, now: float, left: bool, lost: Collection[int] = ()) -> None:
+        """This peer wants to be in the next view. `left`: it was in the newest, and has ended its
+        part, since it could not reach those who are `lost` or because somebody waits outside."""
+        if self._entered_at is None or left != self._left:
+            self._entered_at = now
+        self._left = left
+        self._lost = set(lost)
+        self._said = float("-inf")
+
+    def settle(self) -> None:
+        """This peer has got what it wanted, and trains."""
+        self._entered_at = None
+
+    def outside(self, now: float) -> list[int]:
+        """Who waits to be let in."""
+        return [peer for peer in self._wanting(now) if peer not in self.members]
+
+    def tick(self, now: float) -> list[Message]:
+        """What is due: to be called every now and then while this peer waits."""
+        if self._entered_at is None:
+            return []
+        said: list[Message] = []
+        if now - self._said >= BEAT:
+            self._said = now
+            self._heard[self.me] = now, frozenset(self._lost)
+            said.append(self._message("enter", left=self._left, lost=sorted(self._lost)))
+        if (wanted := self._due(now)) is not None:
+            place = sorted(wanted).index(self.me)
+            if now - self._proposed >= TURN * (1 + place) and self._patient(now, place):
+                self._proposed = now
+                said += self._prepare(wanted)
+        return said
+
+    def _patient(self, now: float, place: int) -> bool:
+        """Whether those with smaller numbers have had their turn."""
+        assert self._entered_at is not None
+        return now - self._entered_at >= TURN * place / 2
+
+    def _wanting(self, now: float) -> list[int]:
+        return sorted(peer for peer, (when, _) in self._heard.items() if now - when <= self.fresh)
+
+    def _due(self, now: float) -> View | None:
+        """Whom the next view should have, if it is time to propose it."""
+        assert self._entered_at is not None
+        if not self._left or self.me not in self.members:
+            return None
+        wanted = self._wanting(now)
+        missing = set(self.members) - set(wanted)
+        given_up = set().union(*(self._heard[peer][1] for peer in wanted))
+        waited = now - self._entered_at > self.patience
+        if (missing - given_up and not waited) or not self._majority(wanted):
+            return None
+        return tuple(wanted)
+
+    def _majority(self, peers: Iterable[int]) -> bool:
+        return 2 * len(set(peers) & set(self.members)) > len(self.members)
+
+    # --- Paxos, once for every number --------------------------------------------------------
+
+    def hear(self, now: float, sender: int, said: Mapping[str, Any]) -> list[Message]:
+        """What another peer (or this one) has said; gives the answers, which everyone may hear."""
+        number = said["next"]
+        if said["kind"] == "decided":
+            self._learn([tuple(view) for view in said["views"]])
+            return []
+        if number <= self.number:  # whoever asks has missed something
+            return [self._decided()] if said["kind"] in ("enter", "prepare", "accept") else []
+        if number > self.number + 1:
+            return []  # something is missing here; it will come when this peer speaks
+        if said["kind"] == "enter":
+            self._heard[sender] = now, frozenset(said["lost"])
+            return []
+        if self.me not in self.members or sender not in self.members:
+            return []
+        answer = {
+            "prepare": self._on_prepare,
+            "promise": self._on_promise,
+            "accept": self._on_accept,
+            "accepted": self._on_accepted,
+        }[said["kind"]]
+        return answer(sender, said)
+
+    def _prepare(self, wanted: View) -> list[Message]:
+        self._ballot = max(self._promised, self._ballot)[0] + 1, self.me
+        self._promises, self._acceptances, self._value = {}, set(), None
+        self._wish = wanted
+        asked = self._message("prepare", ballot=self._ballot)
+        return [asked, *self.hear(0.0, self.me, asked)]
+
+    def _on_prepare(self, sender: int, said: Mapping[str, Any]) -> list[Message]:
+        ballot = _ballot(said["ballot"])
+        if ballot <= self._promised:
+            return []
+        self._promised = ballot
+        self._remember()
+        promise = self._message("promise", ballot=ballot, to=sender, accepted=self._accepted)
+        return [promise, *(self.hear(0.0, self.me, promise) if sender == self.me else [])]
+
+    def _on_promise(self, sender: int, said: Mapping[str, Any]) -> list[Message]:
+        if said["to"] != self.me or _ballot(said["ballot"]) != self._ballot:
+            return []
+        before = said["accepted"]
+        self._promises[sender] = None if before is None else (_ballot(before[0]), tuple(before[1]))
+        if self._value is not None or not self._majority(self._promises):
+            return []
+        # What may have been decided already stays decided.
+        older = [found for found in self._promises.values() if found is not None]
+        self._value = max(older)[1] if older else self._wish
+        asked = self._message("accept", ballot=self._ballot, view=self._value)
+        return [asked, *self.hear(0.0, self.me, asked)]
+
+    def _on_accept(self, sender: int, said: Mapping[str, Any]) -> list[Message]:
+        ballot, view = _ballot(said["ballot"]), tuple(said["view"])
+        if ballot < self._promised or not self._majority(view):
+            return []
+        self._promised, self._accepted = ballot, (ballot, view)
+        self._remember()
+        accepted = self._message("accepted", ballot=ballot, to=sender)
+        return [accepted, *(self.hear(0.0, self.me, accepted) if sender == self.me else [])]
+
+    def _on_accepted(self, sender: int, said: Mapping[str, Any]) -> list[Message]:
+        if said["to"] != self.me or _ballot(said["ballot"]) != self._ballot:
+            return []
+        self._acceptances.add(sender)
+        if self._value is None or not self._majority(self._acceptances):
+            return []
+        self._learn([*self.views, self._value])
+        return [self._decided()]
+
+    def _learn(self, views: list[View]) -> None:
+        """Views that were decided, from the first on."""
+        if len(views) <= len(self.views):
+            return
+        self.views = views
+        self._promised, self._accepted = NONE, None
+        self._ballot, self._promises, self._value = NONE, {}, None
+        self._acceptances = set()
+        self._heard = {}
+        self._left = False
+        self._said = float("-inf")
+        self._remember()
+
+    def _remember(self) -> None:
+        self._keep({"views": self.views, "promised": self._promised, "accepted": self._accepted})
+
+    def _decided(self) -> Message:
+        return {"kind": "decided", "next": self.number, "views": self.views}
+
+    def _message(self, kind: str, **said: Any) -> Message:
+        return {"kind": kind, "next": self.number + 1, **said}
+
+
+def _ballot(said: Any) -> Ballot:
+    round_, peer = said
+    return int(round_), int(peer)

@@ -1,0 +1,154 @@
+"""Parley from Python with other organisations: `join`, one call at every peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from parley import data as datasets
+from parley.api import Result
+from parley.cluster.host import Host
+from parley.cluster.worker import Load, Watcher
+from parley.compute.task import Loss, cross_entropy
+from parley.data import Samples, Transform
+from parley.errors import BadValue
+from parley.experiment import Experiment, read_file
+from parley.peers import join as peers
+from parley.peers.file import Peers
+from parley.training import given, run
+from parley.training.events import Event
+from parley.training.run import Problem
+from parley.watch import trackers
+from parley.watch.log import LOG, show
+from parley.watch.progress import TrainingProgress
+
+
+def join(
+    file: str | Path,
+    me: str,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    data: Mapping[int, Any] | None = None,
+    test: Any = None,
+    classes: int | Sequence[str] | None = None,
+    loss: Loss = cross_entropy,
+    keys: str | Path = ".",
+    host: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    listen: str | None = None,
+    progress: bool = True,
+    watch: Watcher | None = None,
+    log: str | Sequence[str] = (),
+) -> Result:
+    """Trains with other peers over the open network, as ``parley join`` does; every peer gets the
+    result.
+
+    `file` is ``peers.toml``, the same at every peer, and `me` this peer's name in it. `model`,
+    `data` and `loss` take the place of what the experiment names and must be given at every peer
+    alike: `data` has a dataset for each agent of this peer, `test` is this peer's part of the test
+    set (left out: its training data), and `classes` their number or names. `keys` is the folder
+    with this peer's key, `host` its ``host.toml``. All else is as for `parley.train`.
+    """
+    group = Peers.read(Path(file))
+    number = group.number(me)
+    own = {"model": model is not None, "data": data is not None}
+    own["loss"] = loss is not cross_entropy
+    options = read_file(Path(group.experiment))
+    if data is not None:
+        options |= {"data": "own", "partition": "own"}
+    if model is not None:
+        options["model"] = given.name_of(model)
+    from_python = [name for name, is_own in own.items() if is_own]
+    experiment = Experiment.of(**{**options, "from_python": from_python})
+    build = None if model is None else given.builder_of(model)
+    part = peers.part_of(Host.of(Path(host) if host else None), group, me)
+    load: Load
+    if data is None:
+        if test is not None or classes is not None:
+            raise BadValue("data", None, "a dataset for each agent", "test or classes was given")
+        load = partial(_named, build, loss, part.data)
+    else:
+        mine = sorted(group.peer[number].agents)
+        if sorted(data) != mine:
+            valid = f"a dataset for each of {', '.join(map(str, mine))}"
+            raise BadValue("data", sorted(data), valid, f"{me} has these agents")
+        samples = datasets.from_user([data[agent] for agent in mine], mine)
+        tested = datasets.joined(samples) if test is None else given.held_out(test, samples[0])
+        load = partial(_own, build, loss, samples, tested, _names(classes))
+    logged = trackers.parse(log)
+    where = Path(out) if out else None
+    if logged and where is None:
+        raise BadValue("log", ",".join(logged), "only together with out, where it is written")
+    if progress and not LOG.hasHandlers():
+        show()
+    with TrainingProgress(experiment, shown=progress) as bar:
+
+        def shown(event: Event) -> None:
+            bar(event)
+            if watch:
+                watch(event)
+
+        with trackers.logging(logged, experiment, where or Path(), shown) as tell:
+            outcome = peers.join(
+                group, experiment, me, Path(keys), load, where, resume, tell, listen=listen
+            )
+    return Result(
+        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
+    )
+
+
+def _names(classes: int | Sequence[str] | None) -> tuple[str, ...]:
+    valid = "their number or their names, the same at every peer"
+    if classes is None:
+        raise BadValue("classes", None, valid, "data of your own need them")
+    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    if len(names) < 2 or len({*names}) < len(names):
+        raise BadValue("classes", classes, valid, "at least two, all different")
+    return names
+
+
+def _named(
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    places: Mapping[int, str],
+    experiment: Experiment,
+    agents: Sequence[int],
+) -> Problem:
+    return run.problem(experiment, agents, None, build, loss, places)
+
+
+def _own(
+    build: Callable[[], nn.Module] | None,
+    loss: Loss,
+    samples: list[Samples],
+    test: Samples,
+    names: tuple[str, ...],
+    experiment: Experiment,
+    agents: Sequence[int],
+) -> Problem:
+    """This peer's part of a problem whose data only the peers have."""
+    highest = int(max(s.targets.max() for s in [*samples, test]))
+    if highest >= len(names):
+        raise BadValue("classes", len(names), f"at least {highest + 1}", "the data have so many")
+    graph = run.topology_of(experiment)
+    experiment.algorithm.check(graph)
+    fraction, validation = experiment.fraction, experiment.validation
+    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
+    test = run.share_of_test(test, experiment)
+    build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), len(names))
+    return Problem(
+        topology=graph,
+        model=build,
+        samples=samples,
+        test=test,
+        transform=Transform(),
+        class_names=names,
+        loss=loss,
+        test_is_shared=False,
+        data_are_own=True,
+    )

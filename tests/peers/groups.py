@@ -1,0 +1,50 @@
+"""Groups of peers for tests: keys, peers.toml and experiment.toml in a folder of their own."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tomli_w
+
+from parley.peers import keys
+from parley.peers.file import Peers
+
+NAMES = ("ward-a", "ward-b", "ward-c", "ward-d", "ward-e")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at just now."""
+    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in opened]
+    for one in opened:
+        one.close()
+    return ports
+
+
+def write_group(
+    folder: Path,
+    agents: Sequence[Sequence[int]] = ((0,), (1,), (2,)),
+    experiment: Mapping[str, object] = {},
+    addresses: Sequence[str | None] | None = None,
+    names: Sequence[str] = NAMES,
+) -> Path:
+    """Keys, an experiment and the peers.toml that names them; its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"agents": sum(map(len, agents)), **experiment}
+    (folder / "experiment.toml").write_text(tomli_w.dumps(settings))
+    if addresses is None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(len(agents))]
+    tables = []
+    for name, hosted, address in zip(names, agents, addresses, strict=False):
+        table: dict[str, object] = {"name": name, "agents": list(hosted)}
+        if address is not None:
+            table["address"] = address
+        tables.append({**table, "key": keys.new(name, folder).fingerprint})
+    path = folder / "peers.toml"
+    path.write_text(tomli_w.dumps({"experiment": "experiment.toml", "peer": tables}))
+    return path
+
+
+def group(folder: Path, peers: int = 3) -> Peers:
+    """A group with one agent for each peer."""
+    return Peers.read(write_group(folder, [[n] for n in range(peers)]))

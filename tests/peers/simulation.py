@@ -1,0 +1,186 @@
+"""A network and a clock that are only simulated: the same seed, the same story.
+
+Nodes decide on views over messages that are delayed, lost, doubled and reordered, while nodes
+crash, restart, stall and are cut off from each other. Training itself is a counter that moves on
+while everybody of a view is there.
+"""
+
+import heapq
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+from parley.peers.views import Views
+
+TICK = 0.1
+PATIENCE = 5.0
+
+
+class Node:
+    """A peer: its views, its disk, and whether it trains."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.disk: str | None = None
+        self.alive = False
+        self.stalled_until = 0.0
+        self.step = 0
+        self.training = 0
+        """The view in which it trains; -1: it waits."""
+        self.start(first=True)
+
+    def start(self, first: bool = False) -> None:
+        kept = json.loads(self.disk) if self.disk else None
+        self.views = Views(self.number, self.world.size, PATIENCE, self._keep, kept)
+        self.alive = True
+        self.alone_since: float | None = None
+        self.training = 0 if first else -1
+        if not first:
+            self.joined = self.views.number
+            self.views.enter(self.world.now, self.number in self.views.members)
+        else:
+            self.joined = 0
+
+    def _keep(self, state: Any) -> None:
+        self.disk = json.dumps(state)
+        # A slow disk delays whatever this node says next.
+        self.stalled_until = self.world.now + self.world.random.choice([0, 0, 0, 0.01, 0.5])
+
+    def crash(self) -> None:
+        self.alive = False
+        self.training = -1
+
+    def hear(self, sender: int, said: Any) -> None:
+        if not self.alive:
+            return
+        for answer in self.views.hear(self.world.now, sender, said):
+            self.world.send(self.number, answer)
+        leaves = said["kind"] == "enter" and said.get("left") and said["next"] == self.joined + 1
+        member = self.joined <= self.views.number and sender in self.views.views[self.joined]
+        if self.training >= 0 and ((leaves and member) or self.views.number > self.joined):
+            self._leave([])
+        self._look()
+
+    def _leave(self, lost: list[int]) -> None:
+        self.training = -1
+        self.views.enter(self.world.now, True, lost)
+
+    def _look(self) -> None:
+        if self.training < 0 and self.views.number > self.joined:
+            self.joined = self.views.number
+            if self.number in self.views.members:
+                self.views.settle()
+                self.training, self.alone_since = self.views.number, None
+                self.world.begun(self)
+
+    def tick(self) -> None:
+        """Every now and then: what is due, and a step if everyone is there."""
+        world = self.world
+        if not self.alive or world.now < self.stalled_until:
+            return
+        if self.training < 0:
+            for message in self.views.tick(world.now):
+                world.send(self.number, message)
+            self._look()
+            return
+        others = [n for n in self.views.members if n != self.number]
+        absent = [
+            n for n in others
+            if world.apart(self.number, n) or world.nodes[n].training != self.training
+        ]  # fmt: skip
+        if not absent:
+            self.step, self.alone_since = self.step + 1, None
+            if self.views.outside(world.now) and world.random.random() < 0.1:
+                self._leave([])  # an epoch has ended, and somebody waits outside
+        elif self.alone_since is None:
+            self.alone_since = world.now
+        elif world.now - self.alone_since > PATIENCE:
+            self._leave(absent)
+
+
+class World:
+    """Everything that happens, in one order, from one seed."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.random = random.Random(seed)
+        self.size = size
+        self.now = 0.0
+        self.side = [0] * size
+        """Nodes hear only those on the same side of a cut."""
+        self.loss = self.random.choice([0.0, 0.05, 0.3])
+        self.decided: dict[int, tuple[int, ...]] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.nodes = [Node(self, number) for number in range(size)]
+        for number in range(size):
+            self._every(number)
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, what))
+
+    def _every(self, number: int) -> None:
+        self.nodes[number].tick()
+        self.at(self.now + TICK * self.random.uniform(0.5, 1.5), lambda: self._every(number))
+
+    def apart(self, one: int, other: int) -> bool:
+        return self.side[one] != self.side[other] or not self.nodes[other].alive
+
+    def send(self, sender: int, message: Any) -> None:
+        """To everyone else, who may hear it late, twice, or not at all."""
+        text = json.dumps(message)
+        begun = max(self.now, self.nodes[sender].stalled_until)
+        for other in range(self.size):
+            if other == sender:
+                continue
+            for _ in range(2 if self.random.random() < 0.05 else 1):
+                if self.random.random() < self.loss:
+                    continue
+                delay = self.random.expovariate(20)
+
+                def arrive(other: int = other) -> None:
+                    if self.side[sender] == self.side[other]:
+                        self.nodes[other].hear(sender, json.loads(text))
+
+                self.at(begun + delay, arrive)
+
+    def begun(self, node: Node) -> None:
+        """A node has begun to train in a view: nobody may have seen another of that number."""
+        for number, view in enumerate(node.views.views):
+            known = self.decided.setdefault(number, tuple(view))
+            assert known == tuple(view), f"two views of number {number}: {known} and {view}"
+            if number:
+                before = set(self.decided[number - 1])
+                assert 2 * len(before & set(view)) > len(before), "decided by no majority"
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+        self.now = until
+
+    def harm(self) -> None:
+        """Something bad, or something good again."""
+        what = self.random.choice(["crash", "restart", "restart", "split", "mend", "stall"])
+        node = self.random.choice(self.nodes)
+        if what == "crash":
+            node.crash()
+        elif what == "restart" and not node.alive:
+            node.start()
+        elif what == "split":
+            self.side = [self.random.randrange(2) for _ in range(self.size)]
+        elif what == "mend":
+            self.side = [0] * self.size
+        elif what == "stall":
+            node.stalled_until = self.now + self.random.uniform(0, 2 * PATIENCE)
+
+    def mend(self) -> None:
+        """Everybody is there again, and can talk with everybody."""
+        self.side = [0] * self.size
+        self.loss = min(self.loss, 0.05)
+        for node in self.nodes:
+            node.stalled_until = 0.0
+            if not node.alive:
+                node.start()

@@ -1,0 +1,104 @@
+"""The commands and the Python call: what a user sees before, while and after peers train."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import parley
+from parley.cli.main import app
+from parley.errors import BadValue
+from parley.experiment import Experiment, read_file
+from parley.peers.check import check
+from parley.peers.file import Peers
+from tests.peers.groups import write_group
+
+
+def run(*words: object) -> int:
+    code = app([str(word) for word in words], standalone_mode=False, prog_name="parley")
+    return code if isinstance(code, int) else 0
+
+
+def test_keys_are_made_and_their_line_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("keys", "new", "ward-a", "--dir", tmp_path)
+    line = capsys.readouterr().out
+    assert line.startswith('key = "sha256:') and len(line) == len('key = "sha256:"\n') + 64
+    run("keys", "ca", "consortium", "--dir", tmp_path)
+    assert capsys.readouterr().out == 'ca = "consortium.crt"\n'
+    run("keys", "request", "ward-b", "--dir", tmp_path)
+    ca = tmp_path / "consortium.crt"
+    run("keys", "sign", tmp_path / "ward-b.csr", "--ca", ca, "--dir", tmp_path)
+    assert (tmp_path / "ward-b.crt").is_file()
+    with pytest.raises(BadValue, match="days: 0"):
+        run("keys", "new", "ward-c", "--dir", tmp_path, "--days", 0)
+
+
+def looked(path: Path, name: str, found: dict[str, Any], **options: Any) -> threading.Thread:
+    """`check` in a thread of its own."""
+    peers = Peers.read(path)
+    experiment = Experiment.of(**{**read_file(Path(peers.experiment)), **options})
+
+    def look() -> None:
+        rows = check(peers, experiment, name, path.parent, 20.0)
+        found[name] = {row.name: row for row in rows}
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    return thread
+
+
+def test_check_shows_who_is_ready_and_whose_experiment_differs(tmp_path: Path) -> None:
+    path = write_group(tmp_path, experiment={"lr": 0.1})
+    found: dict[str, Any] = {}
+    odd = {"ward-c": {"lr": 0.2}}
+    threads = [looked(path, n, found, **odd.get(n, {})) for n in ("ward-a", "ward-b", "ward-c")]
+    for thread in threads:
+        thread.join(60)
+    seen = found["ward-a"]
+    assert seen["ward-a"].state == "this peer"
+    assert seen["ward-b"].fits and seen["ward-b"].state.startswith("ready")
+    assert not seen["ward-c"].fits
+    assert seen["ward-c"].state == "its experiment differs: lr is 0.2 there and 0.1 here"
+
+
+def test_check_says_who_cannot_be_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_group(tmp_path)
+    words = ("peers", "check", path, "--me", "ward-a", "--keys", tmp_path, "--seconds", 1)
+    assert run(*words, "--json") == 1
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["ward-a"]["fits"] and not rows["ward-b"]["fits"]
+    assert "refused" in rows["ward-b"]["state"]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--me", "ward-x"], "me: 'ward-x' is not valid; valid: one of ward-a, ward-b, ward-c"),
+        (["--me", "ward-a", "--keys", "nowhere"], "keys: 'nowhere/ward-a.key'"),
+        (["--me", "ward-a", "--listen", "7400"], "listen: 7400"),
+    ],
+)
+def test_what_join_is_told_wrong_is_named(tmp_path: Path, words: list[str], complaint: str) -> None:
+    path = write_group(tmp_path)
+    with pytest.raises(BadValue) as caught:
+        run("join", path, "--keys", tmp_path, "--out", tmp_path / "out", *words)
+    assert complaint in str(caught.value)
+
+
+def test_join_from_python_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    path = write_group(tmp_path)
+    mine = (torch.randn(8, 3), torch.randint(2, (8,)))
+    with pytest.raises(BadValue, match="ward-a has these agents"):
+        parley.join(path, "ward-a", data={1: mine}, classes=2, keys=tmp_path)
+    with pytest.raises(BadValue, match="classes: missing"):
+        parley.join(path, "ward-a", data={0: mine}, keys=tmp_path)
+    with pytest.raises(BadValue, match="test or classes was given"):
+        parley.join(path, "ward-a", model=nn.Linear(3, 2), classes=2, keys=tmp_path)

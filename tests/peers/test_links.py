@@ -1,0 +1,170 @@
+"""Links carry every message once, in order, however often they break; over TLS 1.3 only."""
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parley.errors import ParleyError
+from parley.peers import keys
+from parley.peers.file import Peers
+from parley.peers.links import Links
+from parley.peers.mailbox import PARCEL
+from parley.wire.transport import WorkerLost
+from tests.peers.groups import free_ports, group, write_group
+
+SOON = 30.0
+
+
+def opened(folder: Path, peers: Peers, name: str, **options: Any) -> Links:
+    return Links(keys.find(name, folder), peers, **{"patience": SOON, **options})
+
+
+@contextmanager
+def pair(folder: Path, **options: Any) -> Iterator[tuple[Links, Links]]:
+    """Two peers with a link between them."""
+    peers = group(folder, 2)
+    a, b = (opened(folder, peers, name, **options) for name in ("ward-a", "ward-b"))
+    try:
+        a.want(["ward-b"])
+        b.want(["ward-a"])
+        assert a.until(lambda: a.connected("ward-b"), SOON)
+        assert b.until(lambda: b.connected("ward-a"), SOON)
+        yield a, b
+    finally:
+        for one in (a, b):
+            one.failure = ParleyError("over")
+            one.close()
+
+
+def cut(links: Links, name: str) -> None:
+    """Breaks a link as a network does, in the middle of whatever is under way."""
+    with links.changed:
+        connection = links.links[name].connection
+    if connection is not None:
+        # A TLS socket that is asked to shut down forgets its TLS, so its raw twin is asked.
+        with suppress(OSError), socket.socket(fileno=os.dup(connection.sock.fileno())) as raw:
+            raw.shutdown(socket.SHUT_RDWR)
+
+
+def test_messages_arrive_in_order_over_tls_1_3(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        for number in range(50):
+            a.post("ward-b", PARCEL, 0, number, [bytes([number]) * (number * 1000)])
+        for number in range(50):
+            assert bytes(b.take("ward-a", PARCEL, 0, number)) == bytes([number]) * (number * 1000)
+        connection = a.links["ward-b"].connection
+        assert connection is not None and isinstance(connection.sock, ssl.SSLSocket)
+        assert connection.sock.version() == "TLSv1.3"
+
+
+def test_a_link_that_breaks_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        size, count = 300_000, 40
+        for number in range(count):
+            a.post("ward-b", PARCEL, 0, number, [number.to_bytes(4, "little") * (size // 4)])
+            b.post("ward-a", PARCEL, 0, number, [b"back" + number.to_bytes(4, "little")])
+            if number % 7 == 3:
+                cut((a, b)[number % 2], ("ward-b", "ward-a")[number % 2])
+            if number % 10 == 9:
+                time.sleep(0.3)
+        for number in range(count):
+            got = bytes(b.take("ward-a", PARCEL, 0, number))
+            assert got == number.to_bytes(4, "little") * (size // 4)
+            assert bytes(a.take("ward-b", PARCEL, 0, number))[4:] == number.to_bytes(4, "little")
+        assert a.until(lambda: not a.links["ward-b"].session.outstanding, SOON)
+
+
+def test_a_peer_that_only_dials_is_reached_too(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    peers = Peers.read(write_group(tmp_path, [[0], [1]], addresses=[f"127.0.0.1:{port}", None]))
+    a, b = opened(tmp_path, peers, "ward-a"), opened(tmp_path, peers, "ward-b")
+    try:
+        assert b._listener is None
+        a.want(["ward-b"])
+        b.want(["ward-a"])
+        a.post("ward-b", PARCEL, 0, 1, [b"to one behind NAT"])
+        assert bytes(b.take("ward-a", PARCEL, 0, 1)) == b"to one behind NAT"
+    finally:
+        a.close()
+        b.close()
+
+
+def test_a_peer_that_was_started_again_counts_as_lost_until_the_next_generation(
+    tmp_path: Path,
+) -> None:
+    with pair(tmp_path) as (a, b):
+        a.post("ward-b", PARCEL, 0, 0, [b"for the one that dies"])
+        b.failure = ParleyError("killed")
+        b.close()
+        a.post("ward-b", PARCEL, 0, 1, [b"nobody will ever read this"])
+        again = opened(tmp_path, a.peers, "ward-b")
+        try:
+            again.want(["ward-a"])
+            with pytest.raises(WorkerLost, match="lost ward-b"):
+                a.take("ward-b", PARCEL, 0, 0)
+            assert a.until(lambda: a.connected("ward-b") and a.links["ward-b"].restarted, SOON)
+            a.begin(1)
+            a.post("ward-b", PARCEL, 1, 0, [b"welcome back"])
+            again.begin(1)
+            assert bytes(again.take("ward-a", PARCEL, 1, 0)) == b"welcome back"
+        finally:
+            again.failure = ParleyError("over")
+            again.close()
+
+
+def test_whoever_waits_in_vain_is_told_for_whom_and_why(tmp_path: Path) -> None:
+    peers = group(tmp_path, 2)
+    a = opened(tmp_path, peers, "ward-a", patience=0.5)
+    try:
+        a.want(["ward-b"])
+        with pytest.raises(WorkerLost, match=r"lost ward-b \(no connection for 0.5 seconds.*"):
+            a.take("ward-b", PARCEL, 0, 0)
+    finally:
+        a.close()
+
+
+def test_a_message_for_everyone_goes_round_corners_and_comes_once(tmp_path: Path) -> None:
+    peers = group(tmp_path, 3)
+    chain = {"ward-a": ["ward-b"], "ward-b": ["ward-a", "ward-c"], "ward-c": ["ward-b"]}
+    nodes = {name: opened(tmp_path, peers, name) for name in chain}
+    heard: dict[str, list[Any]] = {name: [] for name in chain}
+
+    def listener(name: str) -> Callable[[str, Any], None]:
+        return lambda origin, said: heard[name].append((origin, said))
+
+    try:
+        for name, links in nodes.items():
+            links.listeners.append(listener(name))
+            links.want(chain[name])
+        for name, links in nodes.items():
+            assert links.until(lambda: all(map(links.connected, chain[name])), SOON)  # noqa: B023
+        nodes["ward-a"].flood({"view": 1})
+        assert nodes["ward-c"].until(lambda: bool(heard["ward-c"]), SOON)
+        time.sleep(0.2)
+        assert heard["ward-c"] == heard["ward-b"] == [("ward-a", {"view": 1})]
+        assert not heard["ward-a"]
+    finally:
+        for links in nodes.values():
+            links.close()
+
+
+def test_a_peer_that_sends_more_than_is_taken_has_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parley.peers.links.WAITING", 1 << 20)
+    monkeypatch.setattr("parley.peers.links.CONTROL", 1 << 18)
+    with pair(tmp_path) as (a, b):
+        block = bytes(1 << 18)
+        for number in range(64):
+            a.post("ward-b", PARCEL, 0, number, [block[: 1 << 17]])
+        time.sleep(0.5)
+        assert b.mailbox.waiting("ward-a") <= (1 << 20) + (1 << 18)
+        for number in range(64):
+            assert len(b.take("ward-a", PARCEL, 0, number)) == 1 << 17
