@@ -380,7 +380,6 @@ def loaded_anew(tmp_path, monkeypatch):
         ({"CC": "/nowhere/cc"}, "not found"),
         ({"CC": "false"}, "failed with status 1"),
         ({"PARLEY_KERNELS": "off"}, "PARLEY_KERNELS is off"),
-        ({"PARLEY_CACHE": "/dev/null/nowhere"}, "no compiled kernels"),
     ],
 )
 def test_without_a_compiler_torch_does_the_work(environment, words, monkeypatch, loaded_anew):
