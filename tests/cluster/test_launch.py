@@ -73,7 +73,7 @@ def launched(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture(scope="module")
 def diverging(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    words = [*RUN, "--lr=1e30", "--out", str(folder / "diverging")]
+    words = [*RUN, "--lr=1e6", "--weight-decay=1000", "--out", str(folder / "diverging")]
     with torchrun(*words, token="diverging") as process:
         yield process
         process.kill()
