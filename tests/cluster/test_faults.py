@@ -45,7 +45,10 @@ def errors(hosts: Hosts) -> list[str]:
     found = []
     for rank in hosts.running:
         assert hosts.wait(rank) == 2, hosts.words()
-        beside = ("note: ", "warning: suspicious: ")  # a host that diverges sends what is not finite
+        beside = (
+            "note: ",
+            "warning: suspicious: ",
+        )  # a host that diverges sends what is not finite
         lines = [line for line in hosts.err(rank).splitlines() if not line.startswith(beside)]
         assert len(lines) == 1, hosts.words()
         found.append(lines[0].removeprefix("error: "))

@@ -258,7 +258,8 @@ class TestField:
             name: experiments("dpsgd", "compngc", partition=name) for name in ("skew:1", "iid")
         }
         jobs = field.jobs(by_partition, 1, tmp_path)
-        lost = Job("Lost", jobs[0].experiment.replace(**GROWING), tmp_path / "lost", may_diverge=True)
+        grown = jobs[0].experiment.replace(**GROWING)
+        lost = Job("Lost", grown, tmp_path / "lost", may_diverge=True)
         compare([*jobs, lost], 1, tmp_path, resume=False)
         rows = field.rows([*jobs, lost])
         field.write(tmp_path, [*jobs, lost], rows)
