@@ -412,10 +412,7 @@ class Run:
                 self.stopped = self.stopped or asked or self.stop.reason(self.records)
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
-            if self.step < self.pace.end_of(
-                self.epoch + 1
-            ):  # else the next has no steps of its own
-                self.losses.clear()
+            self.losses.clear()
 
     def _asked(self, name: str, what: object) -> str:
         """Asks a callback; what one worker hears, all do."""
@@ -512,7 +509,6 @@ class Run:
             "lr": lr,
             "test_samples": self.test.count,
             "loss": mean.loss,
-            "loss_train": float(trained[0] / trained[1].clamp(min=1)),
             "accuracy_mean_model": mean.accuracy,
             "accuracy_own": float(present_N.mean()),
             "accuracy_own_min": float(present_N.min()),
@@ -524,6 +520,8 @@ class Run:
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
         }
+        if trained[1]:  # a round of local steps may be longer than an epoch, which then has none
+            record["loss_train"] = float(trained[0] / trained[1])
         if suspicious := self._suspicious():
             record["suspicious_messages"] = suspicious
         if self.test_samples_absent:

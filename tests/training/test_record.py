@@ -16,7 +16,8 @@ def test_every_field_that_a_run_writes_is_in_the_type(tmp_path: Path) -> None:
         agents=3, epochs=1, bias_norms="run", links="delay=1", progress=False, out=tmp_path / "run"
     )
     [record] = RunFolder(tmp_path / "run").records()
-    optional = {"test_samples_absent"}  # only where hosts are absent
+    # Only where hosts are absent, or send what they should not.
+    optional = {"test_samples_absent", "suspicious_messages"}
     assert set(record) == set(Record.__annotations__) - optional
     assert Record.__required_keys__ == {"epoch"}
 
