@@ -72,7 +72,7 @@ class ProxSkip(Algorithm):
         """Whether all agents average after this step.
 
         >>> [step for step in range(12) if ProxSkip(local_steps=3).averages(0, step)]
-        [3, 6, 8]
+        [0, 1, 6, 7, 9]
         """
         coin = np.random.default_rng(np.random.SeedSequence([seed, 7, step]))
         return bool(coin.random() < 1 / self.local_steps)

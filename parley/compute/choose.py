@@ -73,8 +73,8 @@ def missed(task: Task, shape: Shape = None) -> str:
 def candidates(task: Task, shape: Shape = None) -> list[str]:
     """Engines worth a try for a task, the likely fastest first.
 
-    >>> candidates(Task(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Tanh())))
-    ['stacked', 'loop']
+    >>> candidates(Task(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Softsign())))
+    ['vmap', 'loop']
     """
     fit = [name for name, (_, reason) in ENGINES.items() if not reason(task, shape)]
     # vmap does for any model what the first two do for those they know, and slower.

@@ -35,9 +35,9 @@ class Network(NamedTuple):
 class Traced:
     """A model that has been followed once, whatever the shape of its inputs.
 
-    >>> network = Traced(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())).read((3, 8, 8))
-    >>> [step.operation for step in network.steps]
-    ['convolution', 'activation']
+    >>> layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
+    >>> [step.operation for step in Traced(nn.Sequential(*layers)).read((3, 8, 8)).steps]
+    ['convolution', 'activation', 'reshape', 'convolution']
     """
 
     def __init__(self, model: nn.Module) -> None:
