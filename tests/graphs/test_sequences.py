@@ -279,6 +279,8 @@ def test_step_k_uses_the_graph_of_round_k(algorithm: Algorithm, graph: str) -> N
             return torch.autograd.grad(loss, x_D)[0]
 
         W, lr, options = topology.at(step).weights, small.rate(step), algorithm.settings()
+        assert (options.pop("decoupled"), options.pop("decay_on")) == (False, "all")
+        assert options.pop("local_steps", 1) == 1
         made = reference.run(algorithm.name, x, W, grad, 1, lambda _, lr=lr: lr, **options)
         x = torch.stack(made[-1])
         torch.testing.assert_close(got[step + 1], x, rtol=0, atol=1e-10)
