@@ -53,9 +53,11 @@ class Parley:
         placement = spread(case.topology(), workers, rank)
         problem = case.problem(placement.agents)
         transport = Local(placement) if workers == 1 else Processes(placement)
-        self.run = Run(case.experiment(workers, threads), problem, transport)
         # One epoch without end: nothing is evaluated between the steps.
-        self.run.steps_per_epoch = sys.maxsize
+        endless = sys.maxsize
+        self.run = Run(
+            case.experiment(workers, threads), problem, transport, steps_per_epoch=endless
+        )
         self._events = self.run.events()
         assert isinstance(next(self._events), Started)
 

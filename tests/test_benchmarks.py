@@ -79,7 +79,7 @@ def test_flops_of_lenet5() -> None:
 
 def test_every_case_has_a_name_of_its_own() -> None:
     keys = [case.key for case in every_case()]
-    assert len(set(keys)) == len(keys) == 5 * 3 * 3 + 4
+    assert len(set(keys)) == len(keys) == 5 * 3 * 3 + 6 + 4
     assert set(QUICK) <= set(keys)
     # Parley's share of the data is skewed: neighbours have no class in common.
     case = Case("ngc1", "logistic", 5)

@@ -147,7 +147,9 @@ def test_equations_are_complete(page: Path) -> None:
         assert text.count("\\left") - text.count("\\leftarrow") == (
             text.count("\\right") - text.count("\\rightarrow")
         )
-        assert not re.search(r"&|\\\\$", text, re.MULTILINE) or "\\begin{aligned}" in text
+        assert not re.search(r"&|\\\\$", text, re.MULTILINE) or re.search(
+            r"\\begin\{(aligned|cases)\}", text
+        )
 
 
 def shell_lines() -> Iterator[tuple[Path, list[str]]]:

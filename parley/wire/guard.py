@@ -135,7 +135,7 @@ class Guard:
         if self.policy != "warn":
             raise Suspicious(f"suspicious: {words}", agent, worker, self.policy == "drop")
         if self.counts[agent] == 1:
-            log.warning("suspicious: %s (--suspicious stop or drop would not go on)", words)
+            log.warning("suspicious: %s (to refuse it: --suspicious stop, or drop)", words)
 
     def _decoded(self, arrived: Arrived) -> Tensor:
         try:

@@ -73,7 +73,7 @@ def launched(folder: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture(scope="module")
 def diverging(folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    words = [*RUN, "--lr=1e30", "--out", str(folder / "diverging")]
+    words = [*RUN, "--lr=1e6", "--weight-decay=1000", "--out", str(folder / "diverging")]
     with torchrun(*words, token="diverging") as process:
         yield process
         process.kill()
@@ -205,7 +205,9 @@ class TestEnds:
     def test_divergence_keeps_the_last_good_checkpoint(self, folder: Path) -> None:
         out = folder / "late"
         with pytest.raises(ParleyError, match=r"training has diverged.*the checkpoint after epoch"):
-            run_here(out, workers=2, algorithm="dpsgd", lr=1e4, lr_decay="step:1e9,0.3,0.5")
+            # Each step multiplies the models by 1 - lr · weight_decay.
+            grows = {"lr": 0.1, "lr_decay": "step:1000,0.3,0.5", "weight_decay": 1.0}
+            run_here(out, workers=2, algorithm="dpsgd", **grows)
         kept = list(out.rglob("*.safetensors"))
         assert {path.name for path in kept} == {"worker-0.safetensors", "worker-1.safetensors"}
 
@@ -342,8 +344,9 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         ({"model": "mlp"}, False, 1),
         ({"model": "cnn5"}, True, 1),
         ({"model": "cnn5"}, False, 3),
-        ({"model": "resnet20"}, True, 3),
-        ({"model": "resnet20", "agents": 2}, True, 2),
+        ({"model": "resnet20"}, False, 3),
+        ({"model": "resnet18"}, True, 3),
+        ({"model": "resnet18", "agents": 2}, True, 2),
     ],
 )
 def test_workers_by_default(

@@ -26,7 +26,7 @@ def test_operations_with_address_and_undefined_behaviour_sanitizers(tmp_path: Pa
     checks = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
     rows = ("convolution", "pointwise", "depthwise", "Winograd", "Norm", "pool", "GELU", "tion")
     asked = [
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
         *("--basetemp", str(tmp_path / "base"), "tests/compute/test_operations.py"),
         *("-k", "test_operations and (" + " or ".join(rows) + ")"),
     ]

@@ -399,7 +399,7 @@ def test_options_of_a_dataset(tmp_path):
     assert load(pets, options={"label": "kind"}).train.targets.tolist() == [0, 1]
     for options, message in (
         ({"lable": "kind"}, r"did you mean 'label'\?"),
-        ({"length": 64}, r"'length' is not valid \(.*has no texts\)"),
+        ({"length": 64}, r"'length' is not valid \(.*is not a text dataset\)"),
         ({"length": 2}, "data.length: 2 is not valid; valid: a whole number from 4 to 1000000"),
         ({"label": 3}, "data.label: 3 is not valid; valid: text"),
         ({"folder": "elsewhere"}, "data.folder: 'elsewhere'.*has a name for"),

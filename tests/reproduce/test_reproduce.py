@@ -1,7 +1,7 @@
 """Presets, costs, campaigns and reports."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,16 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.reproduce import campaign, collect, costs, paired, pictures, presets, report
 from parley.reproduce.campaign import Order
-from parley.reproduce.preset import CHOICES, METHODS, SAMPLES, Paper, Preset, Reduction, variants
+from parley.reproduce.preset import (
+    CHOICES,
+    METHODS,
+    SAMPLES,
+    WHOLE,
+    Paper,
+    Preset,
+    Reduction,
+    variants,
+)
 from parley.reproduce.presets import figures, select
 from parley.reproduce.presets import presets as all_presets
 from parley.results.read import find_runs
@@ -177,7 +186,8 @@ def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     whole, short = (campaign.jobs([preset], Order(epochs=e), Path("o"))[0] for e in (None, 8))
     assert whole.out.parent.name == "as-run" and short.out.parent.name == "as-run-8-epochs"
     assert "8 of 100 epochs" in short.label
-    assert set(short.experiment.same_as(whole.experiment)) == {"epochs", "evaluate_every"}
+    assert set(short.experiment.same_as(whole.experiment)) == {"evaluate_every"}
+    assert (short.experiment.epochs, whole.experiment.epochs) == (8, 100)
     assert not preset.reduced(100, 1.0)
     with pytest.raises(BadValue, match="1 to 100"):
         preset.experiment(reduction=Reduction(200))
@@ -447,10 +457,20 @@ def test_interrupted_runs_continue(small: list[Preset], tmp_path: Path) -> None:
     assert [r["loss"] for r in again] == [r["loss"] for r in whole]
 
 
+@dataclass(frozen=True)
+class Growing(Preset):
+    """Its models grow by a factor of a billion with every step."""
+
+    def experiment(
+        self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
+    ) -> Experiment:
+        return super().experiment(variant, reduction, weight_decay=1000.0, **others)
+
+
 def test_a_run_that_diverges_does_not_stop_the_others(
     small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wild = replace(small[0], lr=3e38)
+    wild = Growing(**vars(small[0]) | {"lr": 1e6})
     monkeypatch.setattr(collect, "presets", lambda: {p.name: p for p in (wild, small[1])})
     became = finish([wild, small[1]], tmp_path)
     assert [j.label for j in became["failed"]] == [wild.name]

@@ -75,7 +75,7 @@ def test_a_cut_before_every_single_sync(found: tuple[list[Path], Any]) -> None:
 
 def is_whole(path: Path) -> bool:
     try:
-        return bool(checkpoint._arrays(path, checkpoint._header(path)["checks"]))
+        return bool(checkpoint._arrays(path, checkpoint._header(path)))
     except ParleyError:
         return False
 

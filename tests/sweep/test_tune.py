@@ -91,15 +91,19 @@ class TestSearch:
             tune.plan(experiments("dpsgd"), 2, tmp_path, (1.0, 0.1))
 
 
+GROWING: dict[str, Any] = {"lr": 1e6, "weight_decay": 1000.0}
+"""Every step makes the models a billion times larger."""
+
+
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tune.Trial]]:
     """Two methods, three trials, and for each one more with a rate that cannot work."""
     out = tmp_path_factory.mktemp("tune") / "search"
     todo = tune.plan(experiments("dpsgd", "ngc"), 3, out, (0.05, 0.5))
     for first in (todo[0], todo[3]):
-        wild = first.job.experiment.replace(lr=1e30)
+        wild = first.job.experiment.replace(**GROWING)
         job = Job(first.label, wild, first.job.out.with_name("trial-3"), may_diverge=True)
-        todo.append(tune.Trial(first.label, first.key, 3, {"lr": 1e30}, wild, job))
+        todo.append(tune.Trial(first.label, first.key, 3, {"lr": 1e6}, wild, job))
     tune.tune(todo, 1, out, resume=False)
     tune.write(todo, out)
     return out, todo
@@ -121,7 +125,7 @@ class TestResults:
     def test_diverged_trials_are_results(self, searched: tuple[Path, list[tune.Trial]]) -> None:
         out, todo = searched
         lost = [t for t in todo if t.job.failure is not None]
-        assert [t.settings["lr"] for t in lost] == [1e30, 1e30]
+        assert [t.settings["lr"] for t in lost] == [1e6, 1e6]
         assert all("training has diverged" in (t.job.failure or "") for t in lost)
         assert all(t.score[0] == -1 for t in lost)
         cells = [line.split("|") for line in (out / "table.md").read_text().splitlines()[2:]]
@@ -254,7 +258,8 @@ class TestField:
             name: experiments("dpsgd", "compngc", partition=name) for name in ("skew:1", "iid")
         }
         jobs = field.jobs(by_partition, 1, tmp_path)
-        lost = Job("Lost", jobs[0].experiment.replace(lr=1e32), tmp_path / "lost", may_diverge=True)
+        grown = jobs[0].experiment.replace(**GROWING)
+        lost = Job("Lost", grown, tmp_path / "lost", may_diverge=True)
         compare([*jobs, lost], 1, tmp_path, resume=False)
         rows = field.rows([*jobs, lost])
         field.write(tmp_path, [*jobs, lost], rows)

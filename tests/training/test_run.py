@@ -68,7 +68,7 @@ def test_the_seed_decides_everything():
 
 def test_divergence_names_the_agent_and_the_step():
     with pytest.raises(parley.ParleyError, match=r"loss: nan at agent \d, step \d of 3: training"):
-        parley.train(**TINY | {"model": "mlp"}, epochs=1, lr=1e30)
+        parley.train(**TINY | {"model": "mlp"}, epochs=1, lr=1e6, weight_decay=1e6)
 
 
 def test_devices():
