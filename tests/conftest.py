@@ -21,9 +21,9 @@ SLOW = (
     *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
-    "compute/test_sanitizers",
+    *("compute/test_sanitizers", "test_digests::test_two_workers_give_the_same"),
 )
-"""Files whose tests start hosts or browsers, kill processes, or run much: not for `make check`."""
+"""Files and tests that start hosts or browsers, kill processes, or run long: not in `make check`."""
 MEASURING = (
     "peers/test_wire",
     "wire/test_bytes",
@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests are slow, and which must not run beside each other."""
     for item in items:
         name = item.nodeid.partition(".py")[0].removeprefix("tests/")
-        if name in SLOW:
+        test = f"{name}::{getattr(item, 'originalname', item.name)}"
+        if name in SLOW or test in SLOW:
             item.add_marker(pytest.mark.slow)
         # Tests of a file share what its first one has made, so they stay together.
         item.add_marker(pytest.mark.xdist_group("measuring" if name in MEASURING else name))
