@@ -112,6 +112,8 @@ class Worker:
         self.meeting = meeting
         self.membership = meeting.membership()
         self.position = Position()
+        self.noted: tuple[int, ...] = ()
+        """The workers of the last generation that this one has recorded."""
         self.hold: Hold | None = None
         self._holding = holding
         lobby = meeting.lobby()
@@ -270,6 +272,9 @@ class Worker:
     ) -> None:
         """Records who takes part, in the run's folder and for the user of this host."""
         before = membership.roster(roster.generation - 1) if roster.generation else ()
+        if self.noted and not self.meeting.apart:
+            before = self.noted  # generations in between never began to train
+        self.noted = tuple(roster.workers)
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
         label = self.meeting.label
