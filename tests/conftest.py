@@ -23,7 +23,7 @@ SLOW = (
     *("test_docs", "test_benchmarks", "store/test_folders", "reproduce/test_reproduce"),
     *("compute/test_sanitizers", "test_digests::test_two_workers_give_the_same"),
 )
-"""Files and tests that start hosts or browsers, kill processes or run long: not for `make check`."""
+"""What starts hosts or browsers, kills processes or runs long: not part of `make check`."""
 MEASURING = (
     "peers/test_wire",
     "wire/test_bytes",
