@@ -83,9 +83,7 @@ def compose(name: str) -> Named:
     chosen = [part for part in PARTS.values() if part in found.values()]
     for part in chosen if plain else ():
         if part.alone and part is not QuasiGlobal:
-            because = (
-                f"dpsgd stands for the own gradient and gossip, and {part.word} is another choice"
-            )
+            because = f"dpsgd means own gradients with gossip, and {part.word} is another choice"
             raise BadValue("algorithm", name, "+".join(w for w in words), because)
     parts: dict[str, Any] = {field: part() for field, part in found.items()}
     if codec:

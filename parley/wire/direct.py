@@ -15,7 +15,7 @@ Request = tuple[Sequence[int], dist.Work]
 
 
 def from_each(own: Tensor, rows: Sequence[int], here: int) -> tuple[list[Tensor], list[Request]]:
-    """Sends the own rows to all others and lets theirs come, of which there are so many each."""
+    """Sends this worker's rows to all others and receives theirs, whose number is known."""
     every = [own.new_empty(count, *own.shape[1:]) for count in rows]
     every[here] = own
     peers = [worker for worker in range(len(rows)) if worker != here]

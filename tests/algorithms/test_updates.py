@@ -166,7 +166,7 @@ class TestNames:
     @pytest.mark.parametrize(
         "name, words",
         [
-            ("dpsgd+ngc", "dpsgd stands for the own gradient and gossip, and ngc is another"),
+            ("dpsgd+ngc", "dpsgd means own gradients with gossip, and ngc is another"),
             ("dpsgd+choco", "and choco is another choice"),
             ("adam+adamw", "adam and adamw are both the update rule"),
             ("ngc+sam", "ngc and sam are both the gradient rule"),
