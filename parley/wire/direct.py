@@ -36,18 +36,23 @@ def started(messages: Sequence[dist.P2POp]) -> list[Request]:
     if not messages:
         return []
     peers = [message.peer for message in messages]
+    receipts = [message.op is dist.irecv for message in messages]
+    # A message may arrive, and be found wrong, before its request has been returned.
+    _being_requested[:] = [peer for peer, receipt in zip(peers, receipts, strict=True) if receipt]
     works = dist.batch_isend_irecv(list(messages))
     each = [[peer] for peer in peers] if len(works) == len(peers) else [peers] * len(works)
-    receipts = [message.op is dist.irecv for message in messages]
     for peer, work, receipt in zip(peers, works, receipts, strict=False):
         if receipt:
             _awaited[work] = peer
+    _being_requested.clear()
     return list(zip(each, works, strict=True))
 
 
 _awaited: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()
+_being_requested: list[int] = []
 
 
 def awaited() -> list[int]:
-    """Workers of which something has been expected and has not come."""
-    return sorted({peer for work, peer in _awaited.items() if not work.is_completed()})
+    """Workers from which something has been requested and has not arrived."""
+    under_way = {peer for work, peer in list(_awaited.items()) if not work.is_completed()}
+    return sorted(under_way.union(_being_requested))
