@@ -17,7 +17,7 @@ from parley import models
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.graphs import Topology, ring
-from parley.training.run import Problem
+from parley.training.problem import Problem
 
 Rule = Literal["dpsgd", "ngc0", "ngc1", "compngc", "cga"]
 

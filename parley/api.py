@@ -29,7 +29,8 @@ from parley.graphs import Topology
 from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint
 from parley.store.folder import fresh_name
-from parley.training import given, run
+from parley.training import given
+from parley.training import problem as problems
 from parley.training.events import Event
 from parley.training.record import Record
 from parley.watch import trackers
@@ -269,7 +270,7 @@ class LoadedRun(_Shown):
             valid = "model(build) with the nn.Module that was trained"
             raise BadValue("model", experiment.model, valid, "the run used its own model or data")
         else:
-            task = run.task_of(experiment, run.problem(experiment, [0]))
+            task = problems.task_of(experiment, problems.problem(experiment, [0]))
         if task.size != x_ND.shape[1]:
             because = f"it has {task.size:,} parameters, but the checkpoint has {x_ND.shape[1]:,}"
             raise BadValue("model", experiment.model, "the model that was trained", because)

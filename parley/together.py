@@ -14,14 +14,15 @@ from parley.api import Result
 from parley.cluster.host import Host
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, cross_entropy
-from parley.data import Samples, Transform
+from parley.data import Samples
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.peers import join as peers
 from parley.peers.file import Peers
-from parley.training import given, run
+from parley.training import given
+from parley.training import problem as problems
 from parley.training.events import Event
-from parley.training.run import Problem
+from parley.training.problem import Problem
 from parley.watch import trackers
 from parley.watch.log import LOG, show
 from parley.watch.progress import TrainingProgress
@@ -119,7 +120,7 @@ def _named(
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
-    return run.problem(experiment, agents, None, build, loss, places)
+    return problems.problem(experiment, agents, None, build, loss, places)
 
 
 def _own(
@@ -135,20 +136,6 @@ def _own(
     highest = int(max(s.targets.max() for s in [*samples, test]))
     if highest >= len(names):
         raise BadValue("classes", len(names), f"at least {highest + 1}", "the data have so many")
-    graph = run.topology_of(experiment)
+    graph = problems.topology_of(experiment)
     experiment.algorithm.check(graph)
-    fraction, validation = experiment.fraction, experiment.validation
-    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
-    test = run.share_of_test(test, experiment)
-    build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), len(names))
-    return Problem(
-        topology=graph,
-        model=build,
-        samples=samples,
-        test=test,
-        transform=Transform(),
-        class_names=names,
-        loss=loss,
-        test_is_shared=False,
-        data_are_own=True,
-    )
+    return problems.of_the_hosts(experiment, graph, build, loss, samples, test, names)

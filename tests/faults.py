@@ -20,7 +20,7 @@ from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.training import metrics
 from parley.training.events import Event, StepDone
-from parley.training.run import Problem, problem
+from parley.training.problem import Problem, problem
 from parley.watch import log
 from parley.wire import processes
 from tests.cluster.test_launch import as_ranks

@@ -13,7 +13,7 @@ from parley.cli.screen import heading, screen
 from parley.experiment import Experiment
 from parley.results.holdings import partition_picture
 from parley.results.table import Table
-from parley.training.run import problem
+from parley.training.problem import problem
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

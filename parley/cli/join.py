@@ -15,7 +15,7 @@ from parley.cluster.host import Host
 from parley.experiment import Experiment
 from parley.peers import join as peers
 from parley.peers.file import Peers
-from parley.training.run import problem
+from parley.training.problem import problem
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 

@@ -17,7 +17,7 @@ from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
 from parley.experiment import Experiment
 from parley.results.table import Table
-from parley.training.run import problem
+from parley.training.problem import problem
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 

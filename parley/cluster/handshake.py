@@ -20,7 +20,7 @@ from parley.experiment import HOW, Experiment
 from parley.graphs import Topology
 from parley.store.enclosed import enclosed
 from parley.store.folder import ENCLOSED
-from parley.training.run import Problem
+from parley.training.problem import Problem
 from parley.version import full_version
 
 

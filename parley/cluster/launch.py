@@ -35,7 +35,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.stopping import Callbacks
 from parley.store.folder import RunFolder
-from parley.training.run import device_of
+from parley.training.problem import device_of
 from parley.wire.placement import blocks
 from parley.wire.transport import WorkerLost
 

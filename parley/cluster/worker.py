@@ -36,8 +36,9 @@ from parley.store.lock import Hold
 from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
 from parley.training.pace import last_step
+from parley.training.problem import Problem, task_of
 from parley.training.record import Record
-from parley.training.run import Problem, Run, task_of
+from parley.training.run import Run
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
 from parley.wire.transport import WorkerLost

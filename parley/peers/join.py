@@ -18,7 +18,7 @@ from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.links import Links
 from parley.peers.meeting import PeerMeeting, talking
-from parley.training.run import device_of, topology_of
+from parley.training.problem import device_of, topology_of
 
 log = logging.getLogger(__name__)
 

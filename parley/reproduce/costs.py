@@ -23,7 +23,8 @@ from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
 from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
 from parley.training.events import StepDone
-from parley.training.run import Problem, Run
+from parley.training.problem import Problem
+from parley.training.run import Run
 from parley.version import __version__
 from parley.wire.local import Local
 from parley.wire.placement import spread

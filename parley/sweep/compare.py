@@ -18,7 +18,7 @@ from parley.results.table import Table, mean_and_spread
 from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
 from parley.sweep.jobs import Job, one_by_one, side_by_side
-from parley.training import run
+from parley.training import problem as problems
 from parley.training.record import value
 from parley.training.run import Run
 from parley.watch.progress import megabytes
@@ -224,14 +224,14 @@ def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None
         raise BadValue("out", str(out), "a new or empty folder", because)
     for job in todo:
         if (job.out / EXPERIMENT).exists():
-            kept = enclosed(job.experiment, run.topology_of(job.experiment))
+            kept = enclosed(job.experiment, problems.topology_of(job.experiment))
             RunFolder(job.out).check(kept.experiment, resume, kept.files)
     settings = {(job.label, job.experiment.partition): job.experiment for job in todo}
     for experiment in settings.values():
         check_graph(experiment)
     notes: dict[str, None] = {}
     for experiment in {_problem_of(job.experiment): job.experiment for job in todo}.values():
-        problem = run.problem(experiment)
+        problem = problems.problem(experiment)
         Run(experiment, problem, Local(spread(problem.topology, 1)))
         notes[problem.note] = None
     for note in filter(None, notes):
@@ -261,7 +261,7 @@ REMEDIES = {
 
 def check_graph(experiment: Experiment) -> None:
     """Refuses a graph that the algorithm cannot use, and says how to give it a different one."""
-    topology = run.topology_of(experiment)  # a graph that no method could use has no remedy
+    topology = problems.topology_of(experiment)  # a graph that no method could use has no remedy
     try:
         experiment.algorithm.check(topology)
     except BadValue as error:
@@ -269,7 +269,7 @@ def check_graph(experiment: Experiment) -> None:
             name, _, value = remedy.partition("=")
             with suppress(BadValue):
                 other = experiment.replace(**{name: value})
-                other.algorithm.check(run.topology_of(other))
+                other.algorithm.check(problems.topology_of(other))
                 raise ParleyError(
                     f"{error}; for it alone: {other.algorithm.name}:{remedy}"
                 ) from None

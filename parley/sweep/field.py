@@ -14,7 +14,7 @@ from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
 from parley.sweep.compare import slug
 from parley.sweep.jobs import Job
-from parley.training import run
+from parley.training import problem as problems
 
 KEPT = (
     "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
@@ -27,12 +27,12 @@ PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
 
 def fitting(experiment: Experiment) -> Experiment:
     """The experiment on a graph that its method can use: the named one, or its spanning tree."""
-    topology = run.topology_of(experiment)
+    topology = problems.topology_of(experiment)
     try:
         experiment.algorithm.check(topology)
     except BadValue:
         on_tree = experiment.replace(topology=f"spanning-tree:{experiment.topology}")
-        experiment.algorithm.check(run.topology_of(on_tree))
+        experiment.algorithm.check(problems.topology_of(on_tree))
         return on_tree
     return experiment
 

@@ -23,7 +23,7 @@ from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.store.folder import RunFolder
 from parley.store.status import mark_stopped
-from parley.training import run
+from parley.training import problem as problems
 from parley.training.events import EpochDone, Event, StepDone
 from parley.training.record import Record
 from parley.watch import trackers
@@ -68,7 +68,7 @@ def _execute(job: Job, resume: bool, watch: Watcher) -> None:
     try:
         with trackers.logging(job.log, job.experiment, job.out, watch) as watch:
             resume = resume and job.out.exists()
-            launch.execute(job.experiment, run.problem, job.out, resume, watch)
+            launch.execute(job.experiment, problems.problem, job.out, resume, watch)
     except BadValue:
         raise
     except ParleyError as error:

@@ -15,8 +15,8 @@ from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
-from parley.training import run
-from parley.training.run import Problem
+from parley.training import problem as problems
+from parley.training.problem import Problem
 
 
 def name_of(model: object) -> str:
@@ -74,7 +74,7 @@ def problem_of_named_data(
     agents: Sequence[int],
 ) -> Problem:
     """A dataset by name, with whatever else the program gives."""
-    return run.problem(experiment, agents, _graph(topology, experiment), build, loss)
+    return problems.problem(experiment, agents, _graph(topology, experiment), build, loss)
 
 
 def problem_of_own_data(
@@ -91,9 +91,9 @@ def problem_of_own_data(
     experiment.algorithm.check(graph)
     fraction, validation = experiment.fraction, experiment.validation
     samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
-    test = run.share_of_test(test, experiment)
+    test = problems.share_of_test(test, experiment)
     classes = int(max(s.targets.max() for s in [*samples, test])) + 1
-    build = build or run.builder(experiment, tuple(test.inputs.shape[1:]), classes)
+    build = build or problems.builder(experiment, tuple(test.inputs.shape[1:]), classes)
     names = tuple(map(str, range(classes)))
     hosted = [samples[agent] for agent in agents]
     return Problem(graph, build, hosted, test, Transform(), names, loss)
@@ -101,7 +101,7 @@ def problem_of_own_data(
 
 def _graph(topology: Topology | None, experiment: Experiment) -> Topology:
     if topology is None:
-        return run.topology_of(experiment)
+        return problems.topology_of(experiment)
     return topologies.parse(topology, experiment.agents, experiment.weights)
 
 

@@ -8,197 +8,33 @@ Everything outside (progress, records on disk, checkpoints) consumes what `Run.e
 import logging
 import math
 import os
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from parley import data, models
-from parley import graphs as topologies
+from parley import data
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
-from parley.compute.task import TRIED, Loss, Task, cross_entropy
+from parley.compute.task import TRIED, Task
 from parley.compute.threads import usable_cores
-from parley.data import Batches, Samples, Transform, own
-from parley.data import partition as partitions
+from parley.data import Batches
 from parley.errors import BadValue, Diverged
-from parley.experiment import OWN, Experiment
-from parley.graphs import Topology
+from parley.experiment import Experiment
 from parley.neighbourhood import Meter, Neighbourhood
-from parley.schedule import Own
 from parley.stopping import Callbacks, parse_stop
 from parley.training import metrics
 from parley.training.events import EpochDone, Event, Started, StepDone
 from parley.training.pace import Pace
+from parley.training.problem import Problem, device_of, task_of
 from parley.training.record import Record
 from parley.wire import clock as links
 from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is trained on what: everything that an experiment's names refer to."""
-
-    topology: Topology
-    model: Callable[[], nn.Module]
-    """Builds the model that every agent starts from."""
-    samples: Sequence[Samples]
-    """The training data of each agent hosted here, and of no others."""
-    test: Samples
-    transform: Transform
-    class_names: tuple[str, ...]
-    loss: Loss = cross_entropy
-    note: str = ""
-    """Which rule the partition could not obey; may be empty."""
-    test_is_shared: bool = True
-    """Whether every process has the whole test set, or only that of its own agents."""
-    data_are_own: bool = False
-    """Whether the training data belong to the hosts, which tell others nothing about them."""
-    lr_decay: Own | None = None
-    """How the learning rate changes, if a Python function says so."""
-    gamma_decay: Own | None = None
-    """The same for the averaging rate."""
-
-
-def builder(
-    experiment: Experiment, shape: tuple[int, ...], classes: int
-) -> Callable[[], nn.Module]:
-    """Builds the simulated network that the experiment names."""
-    return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
-
-
-def topology_of(experiment: Experiment) -> Topology:
-    """The graph that the experiment names."""
-    return topologies.parse(
-        experiment.topology, experiment.agents, experiment.weights, experiment.seed
-    )
-
-
-def problem(
-    experiment: Experiment,
-    agents: Sequence[int] | None = None,
-    topology: Topology | None = None,
-    build: Callable[[], nn.Module] | None = None,
-    loss: Loss = cross_entropy,
-    places: Mapping[int, str] | None = None,
-) -> Problem:
-    """Loads, partitions and checks what the experiment names; arguments replace names.
-
-    Keeps the samples of these agents (default: all). `places` are where agents' own data are.
-    """
-    topology = topology or topology_of(experiment)
-    experiment.algorithm.check(topology)
-    hosted = range(topology.agents) if agents is None else agents
-    tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
-    options = experiment.data_options
-    places = places or None
-    may_call = places is not None
-    if OWN in (experiment.data, experiment.partition):
-        places = places or {}
-    elif places:
-        valid = 'none, unless the experiment has data = "own" or partition = "own"'
-        raise BadValue("data_here", next(iter(places.values())), valid)
-    elif (folders := partitions.folders(experiment.partition)) is not None:
-        if len(folders) != topology.agents:
-            raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
-        places = dict(enumerate(folders))
-    if experiment.data == OWN:
-        return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
-    source = data.load(experiment.data, experiment.data_root, options, tokenizer)
-    fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
-    targets = source.train.targets
-    used = data.share_of(targets, fraction, seed)
-    if validation:
-        left, held = data.hold_out(targets[used], validation, seed)
-        source = replace(source, test=source.train.take(used[held]))
-        used = used[left]
-    source = replace(source, test=share_of_test(source.test, experiment))
-    if build is None:
-        models.check_inputs(experiment.model, source.test.inputs)
-    classes = len(source.class_names)
-    build = build or builder(experiment, tuple(source.test.inputs.shape[1:]), classes)
-    note = ""
-    if places is not None:
-        like, root = experiment.data, experiment.data_root
-        names = source.class_names
-        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
-        # No agent trains on the common samples, held out or not.
-        samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
-    else:
-        labels = targets.numpy()
-        partitions.check_labels(labels[used], classes)
-        split = partitions.partition(experiment.partition, labels, topology, seed, used)
-        samples = [source.train.take(split.indices[agent]) for agent in hosted]
-        note = split.note
-    return Problem(
-        topology=topology,
-        model=build,
-        samples=samples,
-        test=source.test,
-        transform=source.transform,
-        class_names=source.class_names,
-        loss=loss,
-        note=note,
-        data_are_own=places is not None,
-    )
-
-
-def share_of_test(test: Samples, experiment: Experiment) -> Samples:
-    """A share of the test samples, the same for every seed."""
-    if experiment.test_fraction == 1 or not len(test):
-        return test
-    return test.take(data.share_of(test.targets, experiment.test_fraction, seed=0))
-
-
-def _own_problem(
-    experiment: Experiment,
-    hosted: Sequence[int],
-    topology: Topology,
-    build: Callable[[], nn.Module] | None,
-    loss: Loss,
-    places: Mapping[int, str],
-    tokenizer: str | None,
-) -> Problem:
-    """A problem with each host's own data; the handshake checks that they fit together."""
-    if experiment.partition != OWN:
-        raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
-    root, options = experiment.data_root, experiment.data_options
-    found = own.load(places, hosted, None, "", root, options, tokenizer)
-    fraction, validation = experiment.fraction, experiment.validation
-    samples, test = data.cut_own(found.samples, found.test, fraction, validation, experiment.seed)
-    test = share_of_test(test, experiment)
-    if build is None:
-        models.check_inputs(experiment.model, samples[0].inputs)
-    shape, names = tuple(samples[0].inputs.shape[1:]), found.class_names
-    build = build or builder(experiment, shape, len(names))
-    return Problem(
-        topology=topology,
-        model=build,
-        samples=samples,
-        test=test,
-        transform=Transform(),
-        class_names=names,
-        loss=loss,
-        test_is_shared=False,
-        data_are_own=True,
-    )
-
-
-def task_of(experiment: Experiment, problem: Problem) -> Task:
-    """The model to train, initialised identically in every process."""
-    device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(experiment.seed)
-        model = problem.model()
-    return Task(model, problem.loss, dtype, device)
 
 
 def _present(values_N: Tensor) -> Tensor:
@@ -216,17 +52,6 @@ class Losses(NamedTuple):
     def mean(self, otherwise: float | None) -> float | None:
         """The mean over the agents that took the step, if any did."""
         return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
-
-
-def device_of(name: str) -> torch.device:
-    """The device with that name, if it is available."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise BadValue("device", name, "cpu, cuda or cuda:N")
-    present = torch.cuda.device_count()
-    if name != "cpu" and int(name.partition(":")[2] or 0) >= present:
-        valid = ", ".join(["cpu", *(f"cuda:{n}" for n in range(present))])
-        raise BadValue("device", name, valid, "this CUDA device is not available")
-    return torch.device(name)
 
 
 class Run:

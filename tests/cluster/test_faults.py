@@ -15,7 +15,7 @@ import pytest
 from parley.cluster import launch
 from parley.cluster.rank import here
 from parley.experiment import Experiment
-from parley.training.run import problem
+from parley.training.problem import problem
 from parley.version import commit
 from tests.cluster.test_launch import OPTIONS, RUN, torchrun
 from tests.faults import Hosts

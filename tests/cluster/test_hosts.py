@@ -24,7 +24,7 @@ from parley.cluster.rank import here
 from parley.data import own
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.training import run
+from parley.training import problem as problems
 from tests.cluster.test_launch import as_ranks, close
 from tests.data.test_data import noise, write_hub_folder
 from tests.processes import PATIENCE, TOKEN, nothing_left, records
@@ -85,7 +85,7 @@ def everything(hosts: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[dict[
     monkeypatch.setenv("PARLEY_DATA_ROOT", str(hosts[2] / "root"))
     places = {0: str(hosts[0] / "images"), 1: "ward:images", 2: "clinic/scans"}
     experiment = Experiment.from_toml(EXPERIMENT)
-    load: Any = lambda e, agents: run.problem(e, agents, places=places)  # noqa: E731
+    load: Any = lambda e, agents: problems.problem(e, agents, places=places)  # noqa: E731
     out = hosts[0] / "alone"
     launch.execute(experiment, load, out, False, lambda event: None, Host(data=places))
     return records(out)
@@ -127,23 +127,23 @@ class TestOwnData:
     def test_only_the_hosted_agents_data_are_opened(self, tmp_path: Path) -> None:
         places = {0: str(write_images(tmp_path / "mine")), 1: str(tmp_path / "not-here")}
         experiment = Experiment.of(data="own", agents=2, model="logistic")
-        found = run.problem(experiment, [0], places=places)
+        found = problems.problem(experiment, [0], places=places)
         assert [len(s) for s in found.samples] == [8]
         assert (len(found.test), found.test_is_shared) == (4, False)
         assert found.class_names == ("cat", "dog")
         with pytest.raises(BadValue, match="agent 1's data cannot be found"):
-            run.problem(experiment, [1], places=places)
+            problems.problem(experiment, [1], places=places)
 
     def test_a_named_test_set_beside_own_training_data(self, tmp_path: Path) -> None:
         write_images(tmp_path / "base")
         write_images(tmp_path / "mine")
         options = {"data": str(tmp_path / "base"), "partition": "own", "agents": 2}
-        found = run.problem(Experiment.of(**options), [1], places={1: str(tmp_path / "mine")})
+        found = problems.problem(Experiment.of(**options), [1], places={1: str(tmp_path / "mine")})
         assert found.test_is_shared and len(found.test) == 4 and len(found.samples) == 1
 
     def test_a_worker_keeps_the_samples_of_its_own_agents_only(self) -> None:
         experiment = Experiment.of(agents=5)
-        whole, part = run.problem(experiment), run.problem(experiment, [3])
+        whole, part = problems.problem(experiment), problems.problem(experiment, [3])
         assert len(part.samples) == 1
         assert torch.equal(part.samples[0].inputs, whole.samples[3].inputs)
         held = part.samples[0].inputs.untyped_storage().nbytes()
@@ -159,12 +159,12 @@ class TestOwnData:
         with pytest.raises(BadValue, match="the location of its data is not given"):
             own.load({}, [2])
         with pytest.raises(BadValue, match='unless the experiment has data = "own"'):
-            run.problem(Experiment.of(agents=2), places={0: "x"})
+            problems.problem(Experiment.of(agents=2), places={0: "x"})
         with pytest.raises(BadValue, match=r"partition: 'iid' .* valid: own"):
-            run.problem(Experiment.of(agents=2, data="own", partition="iid"))
+            problems.problem(Experiment.of(agents=2, data="own", partition="iid"))
         with pytest.raises(BadValue, match="this is the only host"):
             launch.execute(
-                Experiment.of(agents=3), run.problem, None, False, print, Host(agents=[0, 1])
+                Experiment.of(agents=3), problems.problem, None, False, print, Host(agents=[0, 1])
             )
 
 
@@ -252,8 +252,8 @@ class TestHandshake:
             changes = other if rank == 1 else {}
             model = changes.get("model_options", {})
             experiment = Experiment.of(agents=3, **{k: v for k, v in changes.items() if k == "lr"})
-            problem = run.problem(experiment.replace(model_options=model), [rank])
-            said = handshake.claims(experiment, problem, run.task_of(experiment, problem))
+            problem = problems.problem(experiment.replace(model_options=model), [rank])
+            said = handshake.claims(experiment, problem, problems.task_of(experiment, problem))
             return said | {k: v for k, v in changes.items() if k in said and k != "lr"}
 
         made = [claims(rank) for rank in range(3)]

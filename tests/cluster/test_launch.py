@@ -22,7 +22,7 @@ from parley.compute import choose as engines
 from parley.compute import threads as crew
 from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment
-from parley.training.run import Problem, problem
+from parley.training.problem import Problem, problem
 from tests.processes import PATIENCE, TOKEN, Command, nothing_left, recorded, records
 
 EPOCHS = 12

@@ -10,7 +10,7 @@ import pytest
 from parley.data import own
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.training import run
+from parley.training import problem as problems
 
 PLANTED = """
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_a_partition_file_cannot_name_code(planted: Path) -> None:
     experiment = Experiment.of(agents=2, partition=f"file:{path}")
     words = r"partition: 'planted:load' .*code comes only from the host itself"
     with pytest.raises(BadValue, match=words):
-        run.problem(experiment)
+        problems.problem(experiment)
     assert not (planted / "ran").exists()
     assert not (planted / "called").exists()
     assert "planted" not in sys.modules

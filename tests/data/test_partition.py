@@ -14,7 +14,7 @@ from parley.data import partition as module
 from parley.data.partition import check_labels, folders, holdings, parse, partition
 from parley.errors import BadValue
 from parley.graphs import Topology, circulant, from_graph, full, ring, star
-from parley.training.run import problem
+from parley.training.problem import problem
 
 BALANCED = np.repeat(np.arange(10), 40)
 

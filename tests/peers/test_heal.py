@@ -16,7 +16,7 @@ from parley.errors import ParleyError
 from parley.experiment import Experiment, read_file
 from parley.peers.file import Peers
 from parley.peers.join import join
-from parley.training.run import problem
+from parley.training.problem import problem
 from parley.watch import log
 from tests.faults import HURRY, lines, paced
 from tests.peers.groups import NAMES, write_group

@@ -12,7 +12,7 @@ import torch
 from parley.cluster import launch
 from parley.experiment import Experiment, read_file
 from parley.store import checkpoint
-from parley.training.run import problem
+from parley.training.problem import problem
 from tests.peers.groups import NAMES, write_group
 from tests.processes import TIMING, Command
 

@@ -31,7 +31,7 @@ from parley.peers.links import MOST_HALF_OPEN, Links
 from parley.peers.mailbox import PARCEL
 from parley.peers.meeting import PeerMeeting
 from parley.peers.transport import PeerTransport
-from parley.training.run import problem, task_of
+from parley.training.problem import problem, task_of
 from parley.wire.codec import Dense, Half
 from parley.wire.placement import Placement
 from tests.peers.groups import free_ports, group, write_group

@@ -8,7 +8,7 @@ from PIL import Image
 
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.training import run
+from parley.training import problem as problems
 
 
 def put(folder, split, label, count):
@@ -27,9 +27,9 @@ def test_each_agent_trains_on_its_own_folder(tmp_path):
     parts = tmp_path / "parts.json"
     parts.write_text(json.dumps([str(tmp_path / "first"), str(tmp_path / "second")]))
     options = {"data": str(tmp_path / "base"), "partition": f"file:{parts}"}
-    problem = run.problem(Experiment.of(**options, agents=2))
+    problem = problems.problem(Experiment.of(**options, agents=2))
     assert problem.class_names == ("cat", "dog")
     assert [s.targets.tolist() for s in problem.samples] == [[1] * 5, [0] * 4]
     assert len(problem.test) == 6
     with pytest.raises(BadValue, match="3 folders"):
-        run.problem(Experiment.of(**options, agents=3))
+        problems.problem(Experiment.of(**options, agents=3))

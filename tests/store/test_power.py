@@ -13,7 +13,7 @@ from parley.experiment import Experiment
 from parley.store import checkpoint
 from parley.store.folder import RunFolder
 from parley.training.events import Event
-from parley.training.run import Problem, problem
+from parley.training.problem import Problem, problem
 from tests.power import Disk, cut, own_file_system, power_on
 from tests.processes import Command, records
 

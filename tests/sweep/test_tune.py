@@ -21,7 +21,7 @@ from parley.store.folder import RunFolder
 from parley.sweep import field, tune
 from parley.sweep.compare import compare
 from parley.sweep.jobs import Job
-from parley.training import run
+from parley.training import problem as problems
 
 COMMON: dict[str, Any] = {
     "model": "mlp", "agents": 4, "epochs": 2, "fraction": 0.3, "partition": "iid",
@@ -42,7 +42,10 @@ class TestHeldOut:
 
     def test_the_test_set_plays_no_part(self) -> None:
         [experiment] = experiments("dpsgd")
-        plain, split = run.problem(experiment), run.problem(experiment.replace(validation=0.2))
+        plain, split = (
+            problems.problem(experiment),
+            problems.problem(experiment.replace(validation=0.2)),
+        )
         test = {tuple(row.flatten().tolist()) for row in plain.test.inputs}
         held = [tuple(row.flatten().tolist()) for row in split.test.inputs]
         trained = {tuple(r.flatten().tolist()) for s in split.samples for r in s.inputs}

@@ -14,7 +14,8 @@ from parley.compute.task import Task
 from parley.data import Batches, Transform
 from parley.neighbourhood import Neighbourhood
 from parley.training import metrics
-from parley.training.run import Problem, Run
+from parley.training.problem import Problem
+from parley.training.run import Run
 from parley.wire.local import Local
 from parley.wire.placement import spread
 from tests.small import CLASSES, FEATURES, samples

@@ -12,8 +12,9 @@ from parley.algorithms import ALGORITHMS
 from parley.experiment import Experiment
 from parley.store import checkpoint
 from parley.training.events import EpochDone
+from parley.training.problem import Problem, problem
 from parley.training.record import Record
-from parley.training.run import Problem, Run, problem
+from parley.training.run import Run
 from parley.wire.local import Local
 from parley.wire.placement import spread
 

@@ -7,7 +7,7 @@ import pytest
 import parley
 from parley import BadValue
 from parley.schedule import parse_schedule
-from parley.training.run import device_of, problem
+from parley.training.problem import device_of, problem
 
 TINY = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 0, "progress": False}
 
