@@ -10,12 +10,12 @@ import typer
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
-from parley.cli.main import INTERRUPTED, TERMINATED
+from parley.cli.guide import guide
 from parley.cli.options import count
-from parley.cli.screen import screen
+from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue, Stopped
+from parley.errors import BadValue
 from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
 from parley.reproduce.collect import collect
@@ -47,6 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.command()(guide)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.", metavar="FOLDER")]
 Json = Annotated[
@@ -165,11 +167,8 @@ def run(
         else:
             _list_each(rows, order, at_once)
         return
-    try:
+    with stoppable(out, "the same command continues"):
         became = campaign.run(todo, at_once, out)
-    except KeyboardInterrupt as stop:
-        console.print("\nstopped; the same command continues", highlight=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
     counts = {state: len(jobs) for state, jobs in became.items()}
     if json_:
         print(json.dumps({"out": str(out), **counts}))
