@@ -55,6 +55,8 @@ class Setting:
     agents: int
     topology: str
     partition: str
+    data: str = "fashion_mnist"
+    model: str = "lenet5"
 
 
 SETTINGS = {
@@ -99,8 +101,8 @@ def settings_named(name: str | None) -> list[Setting]:
 def experiment(setting: Setting, method: Method, budget: Budget) -> Experiment:
     """A method in a setting, on a graph that it can use; refused if there is none."""
     common = {
-        "data": "fashion_mnist",
-        "model": "lenet5",
+        "data": setting.data,
+        "model": setting.model,
         "agents": setting.agents,
         "topology": setting.topology,
         "partition": setting.partition,
