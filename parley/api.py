@@ -27,7 +27,7 @@ from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
 from parley.stopping import Callbacks, OnEpoch, OnRecord
-from parley.store import checkpoint
+from parley.store import checkpoint, outputs
 from parley.store.folder import fresh_name
 from parley.training import given
 from parley.training import problem as problems
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from parley.results.group import Group
     from parley.results.pictures import Picture
     from parley.results.read import RecordedRun
+    from parley.store.using import Answer
 
 
 class _Shown(ABC):
@@ -89,13 +90,9 @@ class Result(_Shown):
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Graph and holdings (``agents``) and the ``confusion`` of the best and the worst agent."""
 
-    def model(self) -> nn.Module:
-        """The average of all agents' models."""
-        return self.task.module(self.x_ND.double().mean(0).to(self.x_ND.dtype))
-
-    def agent_model(self, agent: int) -> nn.Module:
-        """One agent's own model."""
-        return self.task.module(self.x_ND[agent])
+    def model(self, agent: int | None = None) -> nn.Module:
+        """The average of all agents' models, or one agent's own."""
+        return self.task.module(_chosen(self.x_ND, agent))
 
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import Group
@@ -247,22 +244,44 @@ class LoadedRun(_Shown):
         x_ND: Tensor = found.state
         return x_ND
 
-    def model(self, build: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
-        """The average of all agents' models in the newest complete checkpoint.
-
-        If the run trained your own model, `build` is that model or a function that returns it.
-        """
-        x_ND = self.parameters()
-        return self._task(build, x_ND).module(x_ND.double().mean(0).to(x_ND.dtype))
-
-    def agent_model(
-        self, agent: int, build: nn.Module | Callable[[], nn.Module] | None = None
+    def model(
+        self,
+        build: nn.Module | Callable[..., nn.Module] | None = None,
+        *,
+        agent: int | None = None,
+        allow_code: str | Sequence[str] = (),
     ) -> nn.Module:
-        """One agent's own model."""
-        x_ND = self.parameters()
-        return self._task(build, x_ND).module(x_ND[agent])
+        """The average of all agents' models, or one agent's own; of a run that is not complete, as
+        of its newest complete checkpoint.
 
-    def _task(self, build: nn.Module | Callable[[], nn.Module] | None, x_ND: Tensor) -> Task:
+        If the run trained your own model, `build` is that model or a function that returns it. If
+        it was named as ``module:function``, `allow_code` may name the module instead: it is then
+        imported from your own path.
+        """
+        trained = outputs.Trained.read(self.path) if self.summary is not None else None
+        if trained is not None:
+            return trained.module(agent, build, allow_code)
+        x_ND = self.parameters()
+        return self._task(build, x_ND).module(_chosen(x_ND, agent))
+
+    def predict(
+        self,
+        *inputs: str | Path,
+        agent: int | None = None,
+        build: nn.Module | Callable[..., nn.Module] | None = None,
+        allow_code: str | Sequence[str] = (),
+        resize: bool = False,
+    ) -> list[Answer]:
+        """What the model of a complete run says about images, ``.npy`` and ``.npz`` arrays, or
+        texts, as ``parley predict`` prints it."""
+        from parley.store.using import answers
+
+        trained = outputs.found(self.path)
+        names, raw = trained.expected(resize).read([str(one) for one in inputs])
+        module = trained.module(agent, build, allow_code)
+        return answers(module, trained.card, names, raw)
+
+    def _task(self, build: nn.Module | Callable[..., nn.Module] | None, x_ND: Tensor) -> Task:
         experiment = self.experiment
         if build is not None:
             task = Task(given.builder_of(build)(), dtype=x_ND.dtype)
@@ -280,6 +299,15 @@ class LoadedRun(_Shown):
         from parley.results.group import group_seeds
 
         return group_seeds([self.recorded])
+
+
+def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
+    """One agent's row, or the mean of all."""
+    if agent is None:
+        return x_ND.double().mean(0).to(x_ND.dtype)
+    if not 0 <= agent < len(x_ND):
+        raise BadValue("agent", agent, f"0 to {len(x_ND) - 1}")
+    return x_ND[agent]
 
 
 def load(folder: str | Path) -> LoadedRun:

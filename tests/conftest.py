@@ -34,6 +34,8 @@ MEASURING = (
 """Files whose tests measure an interface or the clock: one at a time, by one of xdist's workers."""
 
 
+# First of all: xdist reads the groups in the same hook, and its own would come before this one.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests are slow, and which must not run beside each other."""
     for item in items:

@@ -13,6 +13,7 @@ from parley import graphs as topologies
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform, own
 from parley.data import partition as partitions
+from parley.data.preparation import AS_IS, Preparation
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
@@ -42,6 +43,8 @@ class Problem:
     """How the learning rate changes, if a Python function says so."""
     gamma_decay: Own | None = None
     """The same for the averaging rate."""
+    preparation: Preparation = AS_IS
+    """How inputs were made of files."""
 
 
 def builder(
@@ -124,6 +127,7 @@ def problem(
         loss=loss,
         note=note,
         data_are_own=places is not None,
+        preparation=source.preparation,
     )
 
 
@@ -148,7 +152,8 @@ def _own_problem(
     root, options = experiment.data_root, experiment.data_options
     found = own.load(places, hosted, None, "", root, options, tokenizer)
     names = found.class_names
-    return of_the_hosts(experiment, topology, build, loss, found.samples, found.test, names)
+    made = of_the_hosts(experiment, topology, build, loss, found.samples, found.test, names)
+    return replace(made, preparation=found.preparation)
 
 
 def of_the_hosts(
