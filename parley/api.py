@@ -26,6 +26,7 @@ from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
+from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint, outputs
 from parley.store.folder import fresh_name
@@ -130,8 +131,8 @@ def train(
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
 
-    `model` is a name, an `nn.Module`, or a callable that returns one. `data` is a name,
-    or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
+    `model` is a name, ``module:function``, an `nn.Module`, or a callable that returns one. `data`
+    is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
     such pairs; `test` is then a dataset of the same kind, without which every agent is measured
     on the training data of all. `loss` returns one value per sample or their mean, like those of
     torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
@@ -171,6 +172,8 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    if isinstance(model, str) and models.is_code(model):
+        allow([module_of(model)])  # the program itself has named it
     own = {"model": not isinstance(model, str), "data": own_data is not None}
     own["loss"] = loss is not cross_entropy
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}

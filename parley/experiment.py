@@ -80,7 +80,7 @@ class Experiment(BaseModel):
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
     """Network: logistic, mlp, lenet5, cnn5, vgg11, resnet20, resnet18, mobilenetv2, bert-mini,
-    distilbert, or hf:FOLDER."""
+    distilbert, hf:FOLDER, or your own as module:function."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     agents: int = Field(10, ge=1, le=MOST_AGENTS)

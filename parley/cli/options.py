@@ -79,7 +79,8 @@ OfAgent = Annotated[
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module of your own that the model may be imported from; may be repeated.",
+        help="A module that a model named module:function in a file may be imported from; may be "
+        "repeated.",
         metavar="MODULE",
         show_default=False,
     ),
