@@ -24,7 +24,7 @@ from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
+from parley.experiment import OWN, Experiment, on_top
 from parley.graphs import Topology
 from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
@@ -132,8 +132,8 @@ def train(
     """Trains one model among peers; every field of `Experiment` may be given as an option.
 
     `model` is a name, ``module:function``, an `nn.Module`, or a callable that returns one. `data`
-    is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
-    such pairs; `test` is then a dataset of the same kind, without which every agent is measured
+    is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset
+    of such pairs; `test` is then a dataset of the same kind, without which every agent is measured
     on the training data of all. `loss` returns one value per sample or their mean, like those of
     torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
@@ -301,7 +301,7 @@ class LoadedRun(_Shown):
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import group_seeds
 
-        return group_seeds([self.recorded])
+        return group_seeds([self.recorded], self.experiment.algorithm.kind)
 
 
 def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
@@ -313,8 +313,8 @@ def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
     return x_ND[agent]
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """Reads a run from its folder.
+def load(folder: str | Path, algorithm: Algorithm | type[Algorithm] | None = None) -> LoadedRun:
+    """Reads a run from its folder. If it used an algorithm of your own, pass that as `algorithm`.
 
     >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
@@ -330,9 +330,11 @@ def load(folder: str | Path) -> LoadedRun:
 
     path = Path(folder)
     found = read_run(path)
-    [group] = group_seeds([found])
+    own = algorithm.kind if isinstance(algorithm, Algorithm) else algorithm
+    [group] = group_seeds([found], own)
     if group.experiment is None:
-        valid = "the folder of a run that this version understands"
+        valid = "the folder of a run that this version understands; "
+        valid += "for an algorithm of your own, load(folder, algorithm=its class)"
         raise BadValue("folder", str(path), valid, "; ".join([*found.notes, group.note]))
     return LoadedRun(path, group.experiment, found.records, found.summary, found)
 
@@ -398,7 +400,7 @@ def compare(
     comparison.write(where, todo, rows)
     runs: dict[str, list[LoadedRun]] = {}
     for job in todo:
-        runs.setdefault(job.label, []).append(load(job.out))
+        runs.setdefault(job.label, []).append(load(job.out, job.experiment.algorithm))
     return Comparison(rows, runs, where)
 
 
@@ -453,9 +455,8 @@ def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
     """What to run, by method: its name, and the options after it."""
-    from parley.sweep.compare import experiments_of, parse_algorithms
+    from parley.sweep.compare import check_used, experiments_of, parse_algorithms
 
-    common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
@@ -465,7 +466,8 @@ def _experiments(
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name
-            chosen.append((key, Experiment.of(**common, algorithm=one)))
+            chosen.append((key, Experiment.of(**on_top(options, {"algorithm": one}))))
+    check_used(options, [experiment.algorithm.kind for _, experiment in chosen])
     return chosen
 
 
