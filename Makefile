@@ -27,8 +27,7 @@ demo: .venv/demo
 
 # Groups of tests, and which come first, are in tests/conftest.py. Bytecode is kept whatever the
 # environment says, or every process that a test starts would compile the whole package again.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(CORES) --dist loadgroup \
-  --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
 
 # The fast half: nothing that starts hosts, kills processes, opens a browser or runs all of the docs.
 check: .venv/installed
@@ -49,8 +48,7 @@ test-pythons:
 	  echo "$$found"; \
 	  $$found -m venv .venv-$$version && \
 	  .venv-$$version/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' && \
-	  .venv-$$version/bin/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reorder \
-	    -m 'not slow' || exit 1; \
+	  .venv-$$version/bin/python -m pytest -n $(CORES) --dist loadgroup -m 'not slow' || exit 1; \
 	done
 
 # The documentation site, in build/docs/index.html. Warnings are errors; nothing is fetched.

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,31 +61,45 @@ LONGEST = (
 """These begin first, or one of xdist's workers would be left alone with one of them at the end."""
 
 
-def _group(name: str, function: str) -> str:
+def _group(test: str) -> str:
     """Tests of a file share what its first one has made, so they stay together."""
+    name = test.partition(".py")[0].removeprefix("tests/")
     if name in MEASURING:
         return "measuring"
-    return f"{name}::{function}" if name in APART else name
+    return test.partition("[")[0] if name in APART else name
 
 
 def _turn(item: pytest.Item) -> int:
-    [mark] = item.iter_markers("xdist_group")
-    file = str(mark.args[0]).partition("::")[0]
-    return LONGEST.index(file) if file in LONGEST else len(LONGEST)
+    group = _group(item.nodeid).partition(".py")[0].removeprefix("tests/")
+    return LONGEST.index(group) if group in LONGEST else len(LONGEST)
 
 
-# First of all: xdist reads the groups in the same hook, and its own would come before this one.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests are slow, which must not run beside each other, and which come first."""
+    """Which tests are slow, and which come first."""
     for item in items:
         name = item.nodeid.partition(".py")[0].removeprefix("tests/")
-        function = getattr(item, "originalname", item.name)
+        test = f"{name}::{getattr(item, 'originalname', item.name)}"
         fixtures = getattr(item, "fixturenames", ())
-        if name in SLOW or f"{name}::{function}" in SLOW or SLOW_FIXTURES.intersection(fixtures):
+        if name in SLOW or test in SLOW or SLOW_FIXTURES.intersection(fixtures):
             item.add_marker(pytest.mark.slow)
-        item.add_marker(pytest.mark.xdist_group(_group(name, function)))
     items.sort(key=_turn)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives each group to one of xdist's workers, in the order in which they were collected.
+
+    Marks of xdist would not do: it writes the group into a test's id, where pytest 9.2 no longer
+    looks, and every test would go to any worker.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
 @pytest.fixture(scope="session")
