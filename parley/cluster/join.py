@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 BEAT = 1.0
 """Seconds between two looks at whether the launcher is still there."""
+LAST_WORDS = 6.0
+"""Seconds that a worker whose launcher is gone has to end on its own."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface that gloo uses."""
 
@@ -228,23 +230,23 @@ class Meeting(Gathering):
             board.leave()
             _disconnect()
             explained = board.explain(lost)
-            board.part()
+            board.part(explained)
             raise explained from None
         except ParleyError as error:
             if isinstance(error, Suspicious) and error.drop and not final:
                 raise  # the others continue without the worker in question
             first = board.fail(error)
             _disconnect()
-            board.part()
+            board.part(first)
             raise (error if first is error else first) from None
         except KeyboardInterrupt:
             if final:
                 board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
             raise
         except Exception as error:
-            board.fail(ParleyError(f"{self._own_name(board)}: {error!r}"))
+            first = board.fail(ParleyError(f"{self._own_name(board)}: {error!r}"))
             _disconnect()
-            board.part()
+            board.part(first)
             raise
         finally:
             _disconnect()
@@ -293,7 +295,7 @@ def end_with_launcher() -> None:
             time.sleep(BEAT)
         log.error("torchrun is gone, so this worker stops; --resume continues the run")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(2 * PARTING)
+        time.sleep(LAST_WORDS)
         os._exit(1)  # it may be waiting for others and not hear signals
 
     threading.Thread(target=watch, daemon=True).start()

@@ -29,8 +29,8 @@ ENDED = "parley/ended"
 """How many processes have seen it."""
 LEFT = "parley/left"
 """Which processes left on purpose, before closing their connections."""
-PARTING = 3.0
-"""Seconds that processes have to end on their own once one has failed."""
+PARTING = 10.0
+"""Seconds that processes on busy hosts have to end on their own once one has failed."""
 ROLL_CALL = 30.0
 """Upper limit, in seconds, for a process on a busy host to notice that another was lost."""
 
@@ -167,7 +167,8 @@ class Noticeboard(Board):
                 who = ", ".join(self.name(rank) for rank in silent)
                 raise Silent(
                     f"workers: {who} did not report its {what} "
-                    f"within {self.patience:g} seconds (--patience)"
+                    f"within {self.patience:g} seconds (--patience)",
+                    silent,
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
@@ -269,17 +270,18 @@ class Noticeboard(Board):
         who = " or ".join(self.name(rank) for rank in gone)
         how = "no answer in time" if lost.timed_out else "its connection was closed"
         then = "start all again with --resume, or use --on-failure heal to continue without it"
-        return self.fail(lost.saying(f"workers: lost {who} ({how}); {then}"))
+        return self.fail(WorkerLost(f"workers: lost {who} ({how}); {then}", gone, lost.timed_out))
 
-    def part(self) -> None:
+    def part(self, error: ParleyError) -> None:
         """After a failure: gives the others a moment to read about it, since the store may end
-        with this process."""
+        with this process. Workers that were lost are not waited for."""
         store, deadline = self.root, time.monotonic() + PARTING
+        living = self.world - (len(error.workers) if isinstance(error, WorkerLost) else 0)
         if store is None:
             return
         with suppress(StoreLost):
             heard = self._ask(lambda: store.add(ENDED, 1))
-            while heard < self.world and time.monotonic() < deadline:
+            while heard < living and time.monotonic() < deadline:
                 time.sleep(0.05)
                 heard = self._ask(lambda: store.add(ENDED, 0))
 

@@ -17,7 +17,8 @@ from parley.peers.file import Peers
 from parley.peers.links import Links
 from parley.peers.mailbox import PARCEL
 from parley.wire.transport import WorkerLost
-from tests.peers.groups import free_ports, group, write_group
+from tests.peers.groups import group, write_group
+from tests.ports import free_ports
 
 SOON = 30.0
 

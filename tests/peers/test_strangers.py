@@ -35,9 +35,10 @@ from parley.peers.transport import PeerTransport
 from parley.training.problem import problem, task_of
 from parley.wire.codec import Dense, Half
 from parley.wire.placement import Placement
-from tests.peers.groups import free_ports, group, write_group
+from tests.peers.groups import group, write_group
 from tests.peers.middle import Middle
 from tests.peers.test_links import SOON, opened, pair
+from tests.ports import free_ports
 from tests.processes import until
 
 
