@@ -13,6 +13,7 @@ from parley.cli.screen import heading, screen, stoppable
 from parley.cli.train import HostFile, summary_table
 from parley.cluster.host import Host
 from parley.experiment import Experiment
+from parley.models.user import allow
 from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training.problem import problem
@@ -72,6 +73,7 @@ def join(
     group = Peers.read(file)
     experiment = Experiment.of(**with_file(Path(group.experiment), {}))
     part = peers.part_of(Host.of(host), group, me)
+    allow(part.allow_code)
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{me}-{experiment.algorithm.name}")
     with (

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from parley.errors import BadValue
-from parley.results.style import ENDINGS
+from parley.results.formats import ENDINGS
 from parley.store import folder
 
 Out = Annotated[
@@ -67,10 +67,30 @@ Picture = Annotated[
 ]
 
 
-def count(name: str, value: str) -> int:
-    """The value of an option that is a whole number of at least 1."""
-    if not value.isdecimal() or int(value) < 1:
-        raise BadValue(name, value, "a whole number of at least 1")
+OfAgent = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        help="Use the model of this agent. (default: the average of all)",
+        metavar="N",
+        show_default=False,
+    ),
+]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module that a model named module:function in a file may be imported from; may be "
+        "repeated.",
+        metavar="MODULE",
+        show_default=False,
+    ),
+]
+
+
+def count(name: str, value: str, least: int = 1) -> int:
+    """The value of an option that is a whole number of at least 1, or as given."""
+    if not value.isdecimal() or int(value) < least:
+        raise BadValue(name, value, f"a whole number of at least {least}")
     return int(value)
 
 
