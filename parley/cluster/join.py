@@ -22,7 +22,15 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from parley.cluster.lastwords import last_words
-from parley.cluster.noticeboard import PARTING, Board, Member, Noticeboard, StoreLost, ask
+from parley.cluster.noticeboard import (
+    PARTING,
+    Board,
+    Member,
+    Noticeboard,
+    StoreLost,
+    ask,
+    unexpected,
+)
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.wire import direct
@@ -244,7 +252,8 @@ class Meeting(Gathering):
                 board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
             raise
         except Exception as error:
-            first = board.fail(ParleyError(f"{self._own_name(board)}: {error!r}"))
+            words = repr(error) if self.local else unexpected(error)
+            first = board.fail(ParleyError(f"{self._own_name(board)}: {words}"))
             _disconnect()
             board.part(first)
             raise
@@ -354,19 +363,31 @@ def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Stor
     earlier processes cannot have seen the numbers of later ones.
     """
     own = uuid.uuid4().hex
-    store.set(f"parley/start/{rank}", own)
     keys = [f"parley/{what}/{r}" for what in ("start", "seen") for r in range(world)]
     deadline, seen = time.monotonic() + patience, ""
-    while time.monotonic() < deadline:
-        numbers = store.multi_get(keys[:world]) if store.check(keys[:world]) else []
-        if (sight := b",".join(numbers).decode()) != seen:
-            store.set(f"parley/seen/{rank}", sight)
+
+    def look() -> list[bytes]:
+        """What all have drawn and seen, if all have; publishes what this one sees."""
+        nonlocal seen
+        if not store.check(keys[:world]):
+            return []
+        sight = hashlib.sha256(b",".join(store.multi_get(keys[:world]))).hexdigest()[:16]
+        if sight != seen:
             seen = sight
-        if seen and store.check(keys) and set(store.multi_get(keys[world:])) == {seen.encode()}:
-            return PrefixStore(hashlib.sha256(seen.encode()).hexdigest()[:16], store)
-        time.sleep(0.02)
-    missing = [r for r, key in enumerate(keys[:world]) if not store.check([key])]
-    who = f"worker {', '.join(map(str, missing))} is missing" if missing else "some are restarting"
+            store.set(f"parley/seen/{rank}", sight)
+        return store.multi_get(keys[world:]) if store.check(keys) else []
+
+    try:
+        ask(lambda: store.set(keys[rank], own), patience)
+        while time.monotonic() < deadline:
+            if set(ask(look, patience)) == {seen.encode()}:
+                return PrefixStore(seen, store)
+            time.sleep(0.02)
+        came = ask(lambda: [store.check([key]) for key in keys[:world]], patience)
+    except StoreLost as error:
+        raise _not_all_came(error, world, patience) from None
+    missing = ", ".join(str(r) for r, is_there in enumerate(came) if not is_there)
+    who = f"worker {missing} is missing" if missing else "some are restarting"
     raise _not_all_came(ParleyError(who), world, patience)
 
 

@@ -201,10 +201,9 @@ class Noticeboard(Board):
         found = [self._ask(partial(store.get, key)) for key in keys]
         return b"".join(found).decode("utf-8", "replace")
 
-    def fail(self, error: Exception) -> ParleyError:
+    def fail(self, said: ParleyError) -> ParleyError:
         """Reports why this process ends, unless another was first; returns the first report."""
         store = self.root
-        said = error if isinstance(error, ParleyError) else ParleyError(str(error))
         if store is None:
             return said
         line = str(said)
@@ -304,6 +303,19 @@ def written_failure(error: ParleyError) -> str:
     if isinstance(error, WorkerLost):
         said |= {"lost": list(error.workers)}
     return json.dumps(said)
+
+
+def unexpected(error: Exception) -> str:
+    """An error that is a mistake in some code, as it is reported to other hosts.
+
+    Its message may quote data of this host, so only its kind is passed on.
+
+    >>> unexpected(ValueError("could not convert string to float: 'Jane Doe'"))
+    'failed with a ValueError; its own output says more'
+    """
+    kind = type(error).__name__
+    article = "an" if kind[0] in "AEIOU" else "a"
+    return f"failed with {article} {kind}; its own output says more"
 
 
 def read_failure(note: str) -> ParleyError:

@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 
 from parley.cluster.heal import without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
-from parley.cluster.noticeboard import Board, Member, listed, read_failure, written_failure
+from parley.cluster.noticeboard import (
+    Board,
+    Member,
+    listed,
+    read_failure,
+    unexpected,
+    written_failure,
+)
 from parley.errors import ParleyError
 from parley.graphs import Topology
 from parley.peers.board import PeerBoard, Replay
@@ -185,7 +192,7 @@ class PeerMeeting(Gathering):
                 self._tell(ParleyError(f"peers: {self.links.me} was stopped"))
             raise
         except Exception as error:
-            self._tell(ParleyError(f"peers: {self.links.me} has failed: {error!r}"))
+            self._tell(ParleyError(f"peers: {self.links.me} {unexpected(error)}"))
             raise
 
     def _tell(self, error: ParleyError) -> ParleyError:

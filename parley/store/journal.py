@@ -182,7 +182,7 @@ class Journal:
 
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
         """The models, and the summary, written where records are kept; all workers take part."""
-        mean_D = mean_model(run.state.x_AD, run.transport)
+        mean_D = mean_model(run.state.x_AD, run.transport, run.step - 1)
         if self.out:
             outputs.write(self.out, run, mean_D, self.keeper)
         meet(run.transport)  # a run is complete once every worker has written its models

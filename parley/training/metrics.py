@@ -14,6 +14,9 @@ from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 from parley.wire.transport import Transport
 
+MOST_SAMPLES = 1 << 40
+"""Test samples of one worker: more than there are."""
+
 
 class TestSet:
     """Held-out samples, normalised once; every process has all of them."""
@@ -54,42 +57,79 @@ class TestSet:
         """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
         return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
 
+    def everyone(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of every agent's model, ``float64[N, 2]``, on every worker."""
+        return self.transport.gather(self.scores(x_AD))
+
 
 class OwnTestSets(TestSet):
     """Held-out samples that stay with their agents: every model goes to all of them in turn.
 
-    The scores are those on all samples together, as if they were in one place.
+    The scores are those on all samples together, as if they were in one place. A worker whose
+    numbers cannot be is reported, and its samples are left out: it decides about its own share of
+    the samples, and about nobody's score alone.
     """
 
     def __init__(
         self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
     ) -> None:
         super().__init__(samples, transform, engine, transport)
-        self.count = int(transport.sum(torch.tensor(len(samples))))
+        counts = [int(count) for count in transport.each(torch.tensor(len(samples)))]
+        self._counts = counts
+        """Of each worker."""
+        for worker, count in enumerate(counts):
+            if not 0 <= count <= MOST_SAMPLES:
+                self._report(worker, f"reported {count} test samples")
+                counts[worker] = 0
+        self.count = sum(counts)
         if not self.count:
             valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
 
     def score(self, x_D: Tensor) -> Score:
         """Loss and accuracy on the samples of all agents."""
-        return Score(*(self.transport.sum(self._sums(x_D)) / self.count).tolist())
+        return Score(*self._pooled(self._sums(x_D)[None])[0].tolist())
 
-    def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
+    def everyone(self, x_AD: Tensor) -> Tensor:
+        """Loss and accuracy of every agent's model, ``float64[N, 2]``, on every worker."""
         row = self.transport.placement.row
         sums_N = [
             self._sums(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
             for agent in range(self.transport.topology.agents)
         ]
-        scores_N = self.transport.sum(torch.stack(sums_N)) / self.count
-        return scores_N[list(self.transport.placement.agents)]
+        return self._pooled(torch.stack(sums_N))
 
     def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
         """The confusion matrix over the samples of all agents."""
         cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
             cells = super().confusion(x_D, classes, chunk).cpu()
-        return self.transport.sum(cells)
+        every = self.transport.each(cells)
+        for worker, said in enumerate(every):
+            if int(said.min()) < 0 or int(said.sum()) != self._counts[worker]:
+                self._report(worker, "reported answers to other than its test samples")
+                said.zero_()
+        return torch.stack(every).sum(0)
+
+    def _pooled(self, sums_N2: Tensor) -> Tensor:
+        """Mean losses and accuracies of some models, given their sums on this worker's samples."""
+        total_N2, count = torch.zeros_like(sums_N2), 0
+        for worker, said_N2 in enumerate(self.transport.each(sums_N2)):
+            right_N, most = said_N2[:, 1], self._counts[worker] + 0.5
+            possible = said_N2.isfinite().all() and ((right_N >= 0) & (right_N <= most)).all()
+            if possible or worker == self.transport.placement.here:
+                total_N2 += said_N2
+                count += self._counts[worker]
+            else:
+                self._report(worker, "reported losses or accuracies that cannot be")
+        return total_N2 / max(count, 1)
+
+    def _report(self, worker: int, words: str) -> None:
+        """Names a worker by the first of its agents."""
+        placement, guard = self.transport.placement, self.transport.guard
+        if guard is not None:
+            agent = placement.number(placement.worker_of.index(worker))
+            guard.report(agent, worker, guard.step, words)
 
     def _sums(self, x_D: Tensor) -> Tensor:
         here = len(self.targets)
@@ -97,16 +137,16 @@ class OwnTestSets(TestSet):
         return torch.tensor(score, dtype=torch.float64) * here
 
 
-def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
+def mean_model(x_AD: Tensor, transport: Transport, step: int = 0) -> Tensor:
     """The average of all agents' models, ``[D]``, on every worker."""
-    total_D = transport.total(x_AD.double())
+    total_D = transport.total(x_AD.double(), "evaluation", step)
     return (total_D / transport.topology.agents).to(x_AD.dtype)
 
 
-def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
-    """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
-    square_A = (x_AD - mean_D).double().square().sum(1)
-    return float(transport.gather(square_A).mean().sqrt())
+def squared_distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
+    """The square of each agent's distance from the average, ``float64[N]``: the root of its mean
+    is the consensus distance."""
+    return transport.gather((x_AD - mean_D).double().square().sum(1))
 
 
 def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
@@ -150,18 +190,14 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
     return norms[0], norms[1]
 
 
-def peak_memory_mb(transport: Transport) -> float:
-    """The largest resident size of this process so far, summed over workers, in MB.
+def peak_memory_mb() -> float:
+    """The largest resident size of this process so far, in MB.
 
     0 on systems where it is not available (Windows).
     """
-    return float(transport.sum(torch.tensor(_peak_bytes() / 1e6, dtype=torch.float64)))
-
-
-def _peak_bytes() -> int:
     try:
         import resource
     except ImportError:
-        return 0
+        return 0.0
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -145,7 +145,8 @@ class Run:
             shape = tuple(batch.inputs.shape[2:])
             names = engines.candidates(self.task, shape)
             found = engines.fastest(self.task, batch) if here == 0 else names[0]
-            name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+            chosen = int(self.transport.each(torch.tensor(names.index(found)))[0])
+            name = names[min(max(chosen, 0), len(names) - 1)]
             if how := engines.missed(self.task, shape):
                 log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
@@ -281,9 +282,11 @@ class Run:
         epoch = -(-step // self.steps_per_epoch)
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
-    def _reported(self, what: str, values_N: Tensor, most: float = math.inf) -> Tensor:
+    def _reported(
+        self, what: str, values_N: Tensor, most: float = math.inf, least: float = 0.0
+    ) -> Tensor:
         """What agents have reported; NaN for what cannot be, whose sender is named."""
-        bad_N = ~((values_N >= 0) & (values_N <= most))
+        bad_N = ~((values_N >= least) & (values_N <= most) & values_N.isfinite())
         placement, guard = self.transport.placement, self.transport.guard
         if guard is None or not bool(bad_N.any()):
             return values_N
@@ -303,32 +306,43 @@ class Run:
     def _suspicious(self) -> int:
         """Suspicious messages so far, at all workers."""
         guard = self.transport.guard
-        return int(self.transport.sum(torch.tensor(guard.counts.total()))) if guard else 0
+        return int(self._over_workers("suspicious messages", guard.counts.total())) if guard else 0
+
+    def _over_workers(self, what: str, value: float) -> float:
+        """The sum over workers of what each reports; what cannot be counts for nothing."""
+        said = self.transport.each(torch.tensor(value, dtype=torch.float64))
+        of_agent_N = torch.stack(said)[list(self.transport.placement.worker_of)]
+        self._reported(what, of_agent_N)
+        return sum(float(v) for v in said if 0 <= float(v) < math.inf)
 
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         gamma = self.algorithm.gossip_rate
-        mean_D = metrics.mean_model(x_AD, transport)
-        loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
+        mean_D = metrics.mean_model(x_AD, transport, self.step - 1)
+        loss_N, own_N = self.test.everyone(x_AD).unbind(1)
         self._check_losses(loss_N)
         own_N = self._reported("an accuracy", own_N, 1.0)
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
-        gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
+        gossiped_N = self.test.everyone(gossiped_AD)[:, 1]
         gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
         present_N = _present(own_N)
         mean = self.test.score(mean_D)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
+        square_N = metrics.squared_distances(x_AD, mean_D, transport)
+        square_N = _present(self._reported("a squared distance", square_N))
         # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
-        trained = transport.gather(trained_A2).sum(0)
+        trained_N2 = transport.gather(trained_A2)
+        self._reported("a training loss", trained_N2[:, 0], least=-math.inf)
+        trained = trained_N2[trained_N2.isfinite().all(1)].sum(0)
         sent = {
             kind: _present(self._reported("bytes", transport.gather(value)).double()).mean()
             for kind, value in transport.sent.items()
         }
-        samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
+        samples = self._over_workers("samples", self.about()["samples"])
         record: Record = {
             "epoch": self.epoch,
             "step": self.step,
@@ -341,7 +355,7 @@ class Run:
             "accuracy_own_max": float(present_N.max()),
             "accuracy_after_gossip": float(gossiped_N.mean()),
             "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
-            "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "consensus_distance": float(square_N.mean().sqrt()),
             "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
@@ -359,8 +373,10 @@ class Run:
         each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())
         seconds = float(_present(self._reported("seconds", each_N)).max())
         record["seconds"] = round(seconds, 3)
-        record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
+        record["gradients_per_second"] = round(samples / max(seconds, 1e-9), 1)
         if transport.clock is not None:
             record["seconds_network"] = round(transport.clock.seconds(), 3)
-        record["peak_memory_mb"] = round(metrics.peak_memory_mb(transport), 1)
+        record["peak_memory_mb"] = round(
+            self._over_workers("megabytes of memory", metrics.peak_memory_mb()), 1
+        )
         return record

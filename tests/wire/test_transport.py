@@ -89,13 +89,12 @@ def observe(algorithm: Algorithm, hood: Neighbourhood, source: Batches) -> dict[
     transport = hood.transport
     iterates, state = small.trajectory(algorithm, hood, STEPS, source)
     mean_D = metrics.mean_model(state.x_AD, transport)
-    distance = metrics.consensus_distance(state.x_AD, mean_D, transport)
     seen = {
         "x_NTD": transport.gather(torch.stack(iterates, 1)),
         "mean_D": mean_D,
-        "distance": torch.tensor(distance, dtype=torch.float64),
+        "squares_N": metrics.squared_distances(state.x_AD, mean_D, transport),
         "distances_N": metrics.distances(state.x_AD, mean_D, transport),
-        "total_D": transport.total(state.x_AD),
+        "total_D": transport.total(state.x_AD, "models", 0),
     }
     for name, values in flat(state).items():
         axis = name.rpartition("_")[2][0]
