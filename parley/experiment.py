@@ -128,6 +128,9 @@ class Experiment(BaseModel):
     links: str = ""
     """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
     time that the run would take on it is recorded."""
+    buffers: Literal["local", "mixed"] = "local"
+    """Running statistics of BatchNorm layers: local, each agent keeps its own; or mixed, they are
+    averaged with the neighbours' whenever models are, and count as sent."""
     start_agent: int = Field(0, ge=0, lt=MOST_AGENTS)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"

@@ -63,7 +63,7 @@ def claims(
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
         "parameters": {name: list(shape) for name, shape in parameters},
-        "buffers": {name: list(b.shape) for name, b in sorted(task.model.named_buffers())},
+        "buffers": {name: list(b.shape) for name, b in sorted(task.whole.named_buffers())},
         "frozen parameters": _frozen(task),
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
     }
