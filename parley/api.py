@@ -25,7 +25,7 @@ from parley.cluster.worker import Load, Outcome, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
+from parley.experiment import OWN, Experiment, on_top
 from parley.graphs import Topology
 from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
@@ -221,9 +221,10 @@ def train(
         where = Path(out) if out else None
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             callbacks = Callbacks(on_epoch, on_record)
-            outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
-    if outcome is None:
-        raise SystemExit(0)  # a worker other than the first has nothing to return
+            outcome = launch.execute(
+                experiment, load, where, resume, tell, callbacks=callbacks, everywhere=True
+            )
+    assert outcome is not None
     return result_of(experiment, outcome)
 
 
@@ -326,7 +327,7 @@ class LoadedRun(_Shown):
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import group_seeds
 
-        return group_seeds([self.recorded])
+        return group_seeds([self.recorded], self.experiment.algorithm.kind)
 
 
 def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
@@ -338,8 +339,8 @@ def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
     return x_ND[agent]
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """Reads a run from its folder.
+def load(folder: str | Path, algorithm: Algorithm | type[Algorithm] | None = None) -> LoadedRun:
+    """Reads a run from its folder. If it used an algorithm of your own, pass that as `algorithm`.
 
     >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
@@ -355,9 +356,11 @@ def load(folder: str | Path) -> LoadedRun:
 
     path = Path(folder)
     found = read_run(path)
-    [group] = group_seeds([found])
+    own = algorithm.kind if isinstance(algorithm, Algorithm) else algorithm
+    [group] = group_seeds([found], own)
     if group.experiment is None:
-        valid = "the folder of a run that this version understands"
+        valid = "the folder of a run that this version understands; "
+        valid += "for an algorithm of your own, load(folder, algorithm=its class)"
         raise BadValue("folder", str(path), valid, "; ".join([*found.notes, group.note]))
     return LoadedRun(path, group.experiment, found.records, found.summary, found)
 
@@ -423,7 +426,7 @@ def compare(
     comparison.write(where, todo, rows)
     runs: dict[str, list[LoadedRun]] = {}
     for job in todo:
-        runs.setdefault(job.label, []).append(load(job.out))
+        runs.setdefault(job.label, []).append(load(job.out, job.experiment.algorithm))
     return Comparison(rows, runs, where)
 
 
@@ -478,9 +481,8 @@ def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
     """What to run, by method: its name, and the options after it."""
-    from parley.sweep.compare import experiments_of, parse_algorithms
+    from parley.sweep.compare import check_used, experiments_of, parse_algorithms
 
-    common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
@@ -490,7 +492,8 @@ def _experiments(
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name
-            chosen.append((key, Experiment.of(**common, algorithm=one)))
+            chosen.append((key, Experiment.of(**on_top(options, {"algorithm": one}))))
+    check_used(options, [experiment.algorithm.kind for _, experiment in chosen])
     return chosen
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from parley.errors import BadValue
-from parley.results.style import ENDINGS
+from parley.results.formats import ENDINGS
 from parley.store import folder
 
 Out = Annotated[

@@ -10,15 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
-from parley.cli.main import INTERRUPTED, TERMINATED
+from parley.cli.guide import guide
 from parley.cli.options import count
-from parley.cli.screen import screen
+from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue, Stopped
+from parley.errors import BadValue
 from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
-from parley.reproduce.collect import collect
+from parley.reproduce.collect import Found, collect
 from parley.reproduce.pictures import draw_all
 from parley.reproduce.preset import CHOICES, LABELS, Preset
 from parley.reproduce.presets import TABLES, presets, select
@@ -47,6 +47,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+app.command()(guide)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.", metavar="FOLDER")]
 Json = Annotated[
@@ -165,11 +167,8 @@ def run(
         else:
             _list_each(rows, order, at_once)
         return
-    try:
+    with stoppable(out, "the same command continues"):
         became = campaign.run(todo, at_once, out)
-    except KeyboardInterrupt as stop:
-        console.print("\nstopped; the same command continues", highlight=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
     counts = {state: len(jobs) for state, jobs in became.items()}
     if json_:
         print(json.dumps({"out": str(out), **counts}))
@@ -285,6 +284,15 @@ def show_report(
             show_default=False,
         ),
     ] = None,
+    reduced: Annotated[
+        Path | None,
+        typer.Option(
+            help="Another Markdown file for reduced runs and for runs in which single choices "
+            "differ. (default: the same file)",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Show our results next to the paper's, cell by cell, and draw the figures."""
@@ -295,19 +303,30 @@ def show_report(
         console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     target = markdown or out / "report.md"
     folder = pictures or target.parent / "pictures"
-    drawn = draw_all(found, folder)
-    places = {name: _seen_from(target, path) for name, path in drawn.items()}
-    report.write_markdown(target, report.markdown(found, places))
+    parts = {target: (found, folder)}
+    if reduced is not None:
+        whole, others = found.divided()
+        parts = {target: (whole, folder), reduced: (others, folder / "reduced")}
+    drawn = sum(_write_part(document, *part) for document, part in parts.items())
     if json_:
         print(report.as_json(found))
         return
     for table in report.tables(found):
         screen.print(table.terminal())
     screen.print(
-        f"written to {target}, {len(drawn)} picture{'s' * (len(drawn) != 1)} in {folder}",
+        f"written to {' and '.join(map(str, parts))}, "
+        f"{drawn} picture{'s' * (drawn != 1)} in {folder}",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _write_part(document: Path, found: Found, folder: Path) -> int:
+    """Writes one document and its pictures; returns how many pictures there are."""
+    drawn = draw_all(found, folder)
+    places = {name: _seen_from(document, path) for name, path in drawn.items()}
+    report.write_markdown(document, report.markdown(found, places))
+    return len(drawn)
 
 
 def _seen_from(document: Path, path: Path) -> str:

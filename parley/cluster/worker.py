@@ -72,6 +72,8 @@ class Assignment:
     """The agents that this host claims; None: a share of the unclaimed ones."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     """What worker 0 asks whether to continue."""
+    everywhere: bool = False
+    """Whether every worker gets the outcome, or only the first."""
     version: str = field(default_factory=handshake.code)
     """The version of the code. Workers started by this process inherit it: they run the same files,
     whatever has been committed since."""
@@ -116,6 +118,7 @@ class Worker:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
+        self.everywhere = meeting.apart or assignment.everywhere
         self.membership = meeting.membership()
         self.position = Position()
         self.noted: tuple[int, ...] = ()
@@ -236,7 +239,7 @@ class Worker:
             journal.restore(run)
         told = board.rank == 0 or self.meeting.apart
         watch = self.assignment.watch if told else unwatched
-        return follow(run, journal, watch, self.agents, self.meeting.apart)
+        return follow(run, journal, watch, self.agents, self.everywhere)
 
     def _recovered(
         self,
@@ -253,7 +256,7 @@ class Worker:
         self._tell(membership, roster, run, journal, bridges)
         try:
             each = partial(self._each, membership, roster, run, journal.board.rank)
-            return follow(run, journal, each, self.agents, self.meeting.apart)
+            return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
 
@@ -323,10 +326,10 @@ def _restarts() -> int:
 
 
 def follow(
-    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], apart: bool = False
+    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
 ) -> Outcome | None:
-    """Trains to the end and writes the results; returns the outcome, on worker 0 or (`apart`) on
-    every worker."""
+    """Trains to the end and writes the results; returns the outcome, on worker 0 or on every
+    worker."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -348,7 +351,7 @@ def follow(
         summary = journal.finish(run, confusion, mean_E)
         if absent := summary.get("agents_absent"):
             log.warning("the run ends without %s: their workers are gone", listed(absent))
-    if run.transport.placement.here and not apart:
+    if run.transport.placement.here and not everywhere:
         return None
     about = {"agents": agents, "confusion": confusion}
     return Outcome(journal.records, summary, models_NE, mean_E, run, about)
