@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from parley import data as datasets
 from parley import graphs as topologies
 from parley import models
-from parley.algorithms import Algorithm
+from parley.algorithms import Algorithm, Kind
 from parley.cluster import launch
 from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Outcome, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
-from parley.experiment import OWN, Experiment, on_top
+from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
 from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
@@ -404,8 +404,8 @@ def compare(
 
     `algorithms` are names with options after colons (``"dpsgd,ngc:alpha=0"``), or a list of such
     names and of algorithms; by default the six of the NGC paper. Options of an algorithm apply to
-    every one that has them. Everything is written to `out`, or to a new folder in ``runs/``;
-    `parallel` is the number of runs at a time (default: the number of cores).
+    every one given by name that has them. Everything is written to `out`, or to a new folder in
+    ``runs/``; `parallel` is the number of runs at a time (default: the number of cores).
 
     >>> import tempfile
     >>> found = compare(
@@ -483,17 +483,20 @@ def _experiments(
     """What to run, by method: its name, and the options after it."""
     from parley.sweep.compare import check_used, experiments_of, parse_algorithms
 
+    common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
+    named: list[Kind] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
             methods = parse_algorithms(one)
             made = experiments_of(methods, options)
             chosen += [(m.key, e) for m, e in zip(methods, made, strict=True)]
+            named += [experiment.algorithm.kind for experiment in made]
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name
-            chosen.append((key, Experiment.of(**on_top(options, {"algorithm": one}))))
-    check_used(options, [experiment.algorithm.kind for _, experiment in chosen])
+            chosen.append((key, Experiment.of(**common, algorithm=one)))
+    check_used(options, named)
     return chosen
 
 

@@ -83,7 +83,8 @@ def check_used(options: Mapping[str, Any], kinds: Sequence[algorithms.Kind]) -> 
     """Refuses a hyper-parameter that none of the algorithms has."""
     for name in ALGORITHM_OPTIONS:
         if name in options and not any(name in kind.options() for kind in kinds):
-            because = f"none of {', '.join(dict.fromkeys(kind.name for kind in kinds))} has it"
+            names = ", ".join(dict.fromkeys(kind.name for kind in kinds))
+            because = f"none of {names} has it" if names else "no algorithm is given by name"
             raise BadValue(name, options[name], "an option of one of the algorithms", because)
 
 

@@ -65,7 +65,7 @@ def test_it_is_resumed(pairwise: Any, tmp_path: Path, workers: int) -> None:
 def test_its_runs_are_compared_and_read(pairwise: Any, tmp_path: Path) -> None:
     """Its name is no registered one, so a reader is told which class it stands for."""
     options = {name: value for name, value in OPTIONS.items() if name != "local_steps"}
-    methods = [pairwise.Pairwise(), parley.DPSGD()]
+    methods = [pairwise.Pairwise(), "dpsgd"]
     found = parley.compare(
         methods, seeds=1, epochs=1, momentum=0.5, parallel=1, out=tmp_path / "both", **options
     )
@@ -73,11 +73,13 @@ def test_its_runs_are_compared_and_read(pairwise: Any, tmp_path: Path) -> None:
     [run] = found.runs[found.rows[0]["label"]]
     assert run.experiment.algorithm == methods[0]
     [other] = found.runs["D-PSGD"]
-    assert other.experiment.algorithm.settings()["momentum"] == 0.5, "given to all that have it"
+    assert other.experiment.algorithm.settings()["momentum"] == 0.5, (
+        "given to all that are named and have it"
+    )
     assert parley.load(run.path, algorithm=pairwise.Pairwise).experiment == run.experiment
     with pytest.raises(parley.BadValue, match=r"'pairwise'.*algorithm=its class"):
         parley.load(run.path)
-    with pytest.raises(parley.BadValue, match=r"alpha: 0.5 .*none of pairwise has it"):
+    with pytest.raises(parley.BadValue, match=r"alpha: 0.5 .*no algorithm is given by name"):
         parley.compare([pairwise.Pairwise()], alpha=0.5, out=tmp_path / "none")
 
 
