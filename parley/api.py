@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import networkx as nx
+import torch
 from torch import Tensor, nn
 
 from parley import data as datasets
@@ -20,7 +21,7 @@ from parley import models
 from parley.algorithms import Algorithm, Kind
 from parley.cluster import launch
 from parley.cluster.rank import is_first
-from parley.cluster.worker import Load, Watcher
+from parley.cluster.worker import Load, Outcome, Watcher
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -90,10 +91,18 @@ class Result(_Shown):
     """Every agent's parameters, one row each."""
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Graph and holdings (``agents``) and the ``confusion`` of the best and the worst agent."""
+    models_NE: Tensor | None = None
+    """The same as `x_ND`, with the running statistics of each model (BatchNorm's) behind them."""
+    mean_E: Tensor | None = None
+    """The average of all models, with the running statistics that it needs."""
 
     def model(self, agent: int | None = None) -> nn.Module:
         """The average of all agents' models, or one agent's own."""
-        return self.task.module(_chosen(self.x_ND, agent))
+        if agent is None and self.mean_E is not None:
+            return self.task.module(self.mean_E)
+        return self.task.module(
+            _chosen(self.x_ND if self.models_NE is None else self.models_NE, agent)
+        )
 
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import Group
@@ -212,11 +221,24 @@ def train(
         where = Path(out) if out else None
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             callbacks = Callbacks(on_epoch, on_record)
-            outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
-    if outcome is None:
-        raise SystemExit(0)  # a worker other than the first has nothing to return
+            outcome = launch.execute(
+                experiment, load, where, resume, tell, callbacks=callbacks, everywhere=True
+            )
+    assert outcome is not None
+    return result_of(experiment, outcome)
+
+
+def result_of(experiment: Experiment, outcome: Outcome) -> Result:
+    """What a program gets."""
     return Result(
-        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
+        experiment,
+        outcome.records,
+        outcome.summary,
+        outcome.task,
+        outcome.x_ND,
+        outcome.about,
+        outcome.models_NE,
+        outcome.mean_E,
     )
 
 
@@ -238,14 +260,17 @@ class LoadedRun(_Shown):
 
     def parameters(self) -> Tensor:
         """Every agent's parameters in the newest complete checkpoint, one row each."""
+        x_ND: Tensor = self._checkpoint().state
+        return x_ND
+
+    def _checkpoint(self) -> checkpoint.Loaded:
         found = checkpoint.models(self.path, range(self.experiment.agents))
         if found is None:
             because = "it has no checkpoint with the models of all agents"
             raise BadValue(
                 "folder", str(self.path), "the folder of a run that has completed an epoch", because
             )
-        x_ND: Tensor = found.state
-        return x_ND
+        return found
 
     def model(
         self,
@@ -264,8 +289,9 @@ class LoadedRun(_Shown):
         trained = outputs.Trained.read(self.path) if self.summary is not None else None
         if trained is not None:
             return trained.module(agent, build, allow_code)
-        x_ND = self.parameters()
-        return self._task(build, x_ND).module(_chosen(x_ND, agent))
+        found = self._checkpoint()
+        models_NE = found.state if found.b_AS is None else torch.cat([found.state, found.b_AS], 1)
+        return self._task(build, found.state).module(_chosen(models_NE, agent))
 
     def predict(
         self,

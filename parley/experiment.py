@@ -128,6 +128,12 @@ class Experiment(BaseModel):
     links: str = ""
     """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
     time that the run would take on it is recorded."""
+    init: str = ""
+    """Weights to start from: a .safetensors file, the folder of a complete run, or hf: and a folder
+    or hub ID. What does not fit the model is listed and starts anew."""
+    buffers: Literal["local", "mixed"] = "local"
+    """Running statistics of BatchNorm layers: local, each agent keeps its own; or mixed, they are
+    averaged with the neighbours' whenever models are, and count as sent."""
     start_agent: int = Field(0, ge=0, lt=MOST_AGENTS)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -428,4 +434,7 @@ def anchored(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
         spec = options.get(field)
         if isinstance(spec, str) and (path := path_in(spec)) is not None:
             changed[field] = spec.removesuffix(path) + str(folder / path)
+    weights = options.get("init")
+    if isinstance(weights, str) and weights and not weights.startswith("hf:"):
+        changed["init"] = str(folder / weights)
     return changed

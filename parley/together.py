@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from parley import data as datasets
-from parley.api import Result
+from parley.api import Result, result_of
 from parley.cluster.host import Host
 from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss, cross_entropy
@@ -100,9 +100,7 @@ def join(
             outcome = peers.join(
                 group, experiment, me, Path(keys), load, where, resume, tell, listen=listen
             )
-    return Result(
-        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
-    )
+    return result_of(experiment, outcome)
 
 
 def _names(classes: int | Sequence[str] | None) -> tuple[str, ...]:

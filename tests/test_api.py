@@ -319,11 +319,11 @@ def test_dropout_is_random_in_training_only_and_reproducible(data):
     assert not model.training and model(data[0][0]).equal(model(data[0][0]))
 
 
-def test_batch_norm_is_refused_with_the_remedy(data):
+def test_batch_norm_is_welcome(data):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    message = error(model=model, data=data)
-    assert message.startswith("model: 'BatchNorm1d' is not valid (layer '1': its running")
-    assert message.endswith("valid: GroupNorm or parley.models.EvoNorm in its place")
+    result = train(model=model, data=data)
+    assert bool((result.model()[1].running_var != 1).all())
+    assert bool((model[1].running_var == 1).all())  # the user's own module is left alone
 
 
 def test_everything_is_written_to_a_folder_and_resumed(data, tmp_path):

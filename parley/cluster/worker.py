@@ -72,6 +72,8 @@ class Assignment:
     """The agents that this host claims; None: a share of the unclaimed ones."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     """What worker 0 asks whether to continue."""
+    everywhere: bool = False
+    """Whether every worker gets the outcome, or only the first."""
     version: str = field(default_factory=handshake.code)
     """The version of the code. Workers started by this process inherit it: they run the same files,
     whatever has been committed since."""
@@ -84,15 +86,20 @@ class Outcome:
         self,
         records: list[Record],
         summary: dict[str, Any],
-        x_ND: Tensor,
+        models_NE: Tensor,
+        mean_E: Tensor,
         run: Run,
         about: dict[str, dict[str, Any]],
     ) -> None:
         self.records = records
         self.summary = summary
-        self.x_ND = x_ND
-        """Every agent's model."""
         self.task = run.task
+        self.x_ND = models_NE[:, : run.task.size]
+        """Every agent's parameters."""
+        self.models_NE = models_NE
+        """The same with the running statistics of each model behind them."""
+        self.mean_E = mean_E
+        """The average of all."""
         self.about = about
         """What the folder has besides records: ``agents`` and ``confusion``."""
 
@@ -111,6 +118,7 @@ class Worker:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
+        self.everywhere = meeting.apart or assignment.everywhere
         self.membership = meeting.membership()
         self.position = Position()
         self.noted: tuple[int, ...] = ()
@@ -231,7 +239,7 @@ class Worker:
             journal.restore(run)
         told = board.rank == 0 or self.meeting.apart
         watch = self.assignment.watch if told else unwatched
-        return follow(run, journal, watch, self.agents, self.meeting.apart)
+        return follow(run, journal, watch, self.agents, self.everywhere)
 
     def _recovered(
         self,
@@ -248,7 +256,7 @@ class Worker:
         self._tell(membership, roster, run, journal, bridges)
         try:
             each = partial(self._each, membership, roster, run, journal.board.rank)
-            return follow(run, journal, each, self.agents, self.meeting.apart)
+            return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
 
@@ -318,10 +326,10 @@ def _restarts() -> int:
 
 
 def follow(
-    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], apart: bool = False
+    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
 ) -> Outcome | None:
-    """Trains to the end and writes the results; returns the outcome, on worker 0 or (`apart`) on
-    every worker."""
+    """Trains to the end and writes the results; returns the outcome, on worker 0 or on every
+    worker."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -336,15 +344,17 @@ def follow(
             raise
         except ParleyError as error:
             raise journal.with_remedy(error) from None
-        x_ND = run.transport.gather(run.state.x_AD)
+        models_NE = run.transport.gather(run.models_AE)
+        mean_E = run.mean_model()
         last = journal.last(run)
-        confusion = _confusion(run, agents["classes"], last, x_ND)
-        summary = journal.finish(run, confusion)
+        confusion = _confusion(run, agents["classes"], last, models_NE)
+        summary = journal.finish(run, confusion, mean_E)
         if absent := summary.get("agents_absent"):
             log.warning("the run ends without %s: their workers are gone", listed(absent))
-    if run.transport.placement.here and not apart:
+    if run.transport.placement.here and not everywhere:
         return None
-    return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
+    about = {"agents": agents, "confusion": confusion}
+    return Outcome(journal.records, summary, models_NE, mean_E, run, about)
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -372,10 +382,10 @@ def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board)
     return [known.get(agent, [0] * classes) for agent in range(agents)]
 
 
-def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> dict[str, Any]:
+def _confusion(run: Run, names: Sequence[str], last: Record, models_NE: Tensor) -> dict[str, Any]:
     """Confusion matrices of the best and the worst agent; all workers take part."""
     placement = run.transport.placement
-    present = [placement.number(row) for row in range(len(x_ND))]
+    present = [placement.number(row) for row in range(len(models_NE))]
     accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
     best = max(range(len(present)), key=accuracies.__getitem__)
     worst = min(range(len(present)), key=accuracies.__getitem__)
@@ -386,7 +396,7 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
             name: {
                 "agent": present[row],
                 "accuracy": accuracies[row],
-                "matrix": run.test.confusion(x_ND[row].to(device), len(names)).tolist(),
+                "matrix": run.test.confusion(models_NE[row].to(device), len(names)).tolist(),
             }
             for name, row in (("best", best), ("worst", worst))
         },

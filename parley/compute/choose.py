@@ -35,6 +35,8 @@ def _no_kernels(task: Task, shape: Shape) -> str:
 def _no_vmap(task: Task, shape: Shape) -> str:
     if task.random or getattr(task.model, "loop_only", False):
         return "the model draws random numbers or cannot be batched"
+    if task.uses_batch:
+        return "short batches are padded, which would change the statistics of BatchNorm"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules()):
         return "batched convolutions become grouped ones, which are slow"
     return ""

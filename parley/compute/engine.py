@@ -116,7 +116,7 @@ class Engine(ABC):
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to held-out inputs."""
-        return self.task.predict(_on_a_cache_line(x_D), _on_a_cache_line(inputs))
+        return self.task.predict(on_a_cache_line(x_D), on_a_cache_line(inputs))
 
     def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
         """Mean loss and accuracy over held-out samples, `chunk` at a time."""
@@ -133,7 +133,7 @@ def _sums(share: Share, some: slice, crew: Crew) -> Sums:
     return Sums(targets, range(len(targets)), share.weight_P[some], crew)
 
 
-def _on_a_cache_line(values: Tensor) -> Tensor:
+def on_a_cache_line(values: Tensor) -> Tensor:
     """The same values where a cache line begins: a product's rounding may depend on where its
     factors lie, and in which row they stand depends on the placement."""
     return (
@@ -169,8 +169,8 @@ class LoopEngine(Engine):
             n = batch.sizes[row]
             if self.task.random:
                 torch.manual_seed(dropout_seed(self.seed, batch, row, owner))
-            x_D = _on_a_cache_line(x_PD[p].detach()).requires_grad_()
-            inputs = _on_a_cache_line(batch.inputs[row, :n])
+            x_D = on_a_cache_line(x_PD[p].detach()).requires_grad_()
+            inputs = on_a_cache_line(batch.inputs[row, :n])
             loss = self.task.losses(x_D, inputs, batch.targets[row, :n]).mean()
             (g_PD[p],) = torch.autograd.grad(loss, x_D)
             loss_P[p] = loss.detach()
@@ -184,6 +184,9 @@ class VmapEngine(Engine):
         super().__init__(task, seed, threads)
         if task.random:
             raise BadValue("engine", "vmap", "loop", "the model has dropout")
+        if task.uses_batch:
+            because = "short batches are padded, which would change the statistics of BatchNorm"
+            raise BadValue("engine", "vmap", "loop", because)
 
         def loss(x_D: Tensor, inputs: Tensor, targets: Tensor, weights_B: Tensor) -> Tensor:
             return (task.losses(x_D, inputs, targets) * weights_B).sum()

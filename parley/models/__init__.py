@@ -17,6 +17,7 @@ from parley.models.cnn5 import cnn5
 from parley.models.evonorm import EvoNorm
 from parley.models.lenet5 import lenet5
 from parley.models.mobilenetv2 import mobilenetv2
+from parley.models.norms import replace_batchnorm
 from parley.models.plain import logistic, mlp
 from parley.models.resnet import resnet18, resnet20
 from parley.models.text import bert_mini, distilbert, hugging_face
@@ -30,7 +31,7 @@ __all__ = [
     "check_inputs",
     "is_code",
     "options",
-    "refuse_batch_statistics",
+    "replace_batchnorm",
     "tokenizer",
 ]
 
@@ -135,25 +136,3 @@ def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
     if not source:
         raise BadValue("model", name, "hf:FOLDER, or hf:OWNER/NAME with a hub ID")
     return builder, (source,)
-
-
-def refuse_batch_statistics(module: nn.Module) -> None:
-    """Refuses a module with layers that normalise by batch or running statistics.
-
-    >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8)))
-    >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    Traceback (most recent call last):
-    parley.errors.BadValue: model: 'BatchNorm2d' is not valid (layer '1': its running statistics are
-    not parameters, ...); valid: GroupNorm or parley.models.EvoNorm in its place
-    """
-    for path, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
-        ):
-            raise BadValue(
-                "model",
-                type(layer).__name__,
-                "GroupNorm or parley.models.EvoNorm in its place",
-                because=f"layer {path!r}: its running statistics are not parameters, so agents "
-                "would not share them, and a padded or one-class batch ruins them",
-            )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field, with_config
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
@@ -16,7 +17,6 @@ from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.lock import Hold
 from parley.training.events import EpochDone
-from parley.training.metrics import mean_model
 from parley.training.record import EACH_AGENT, Record
 from parley.training.run import Run
 from parley.wire.transport import Transport
@@ -107,7 +107,7 @@ class Journal:
             )
         if self.epoch:
             log.debug("resuming from the checkpoint of epoch %d", self.epoch)
-            run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
+            run.restore(*checkpoint.load(path, self.epoch, run.state, transport, run.b_AS))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
         records = [r for r in records if r["epoch"] <= self.epoch]
@@ -137,7 +137,7 @@ class Journal:
         path, how = self.folder.path, run.experiment
         if event.epoch % how.checkpoint_every and not run.is_over:
             return
-        checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
+        checkpoint.save(path, event.epoch, run.state, run.transport, run.about(), run.b_AS)
         meet(run.transport)
         log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
@@ -180,11 +180,10 @@ class Journal:
             )
         return self.records[-1]
 
-    def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
+    def finish(self, run: Run, confusion: dict[str, Any], mean_E: Tensor) -> dict[str, Any]:
         """The models, and the summary, written where records are kept; all workers take part."""
-        mean_D = mean_model(run.state.x_AD, run.transport, run.step - 1)
         if self.out:
-            outputs.write(self.out, run, mean_D, self.keeper)
+            outputs.write(self.out, run, mean_E, self.keeper)
         meet(run.transport)  # a run is complete once every worker has written its models
         summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
         hosted = run.transport.placement.numbers or range(run.experiment.agents)

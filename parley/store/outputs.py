@@ -104,15 +104,15 @@ def agent_file(agent: int) -> str:
     return f"agents/agent-{agent}.safetensors"
 
 
-def write(path: Path, run: Run, mean_D: Tensor, keeper: bool) -> None:
+def write(path: Path, run: Run, mean_E: Tensor, keeper: bool) -> None:
     """Writes the hosted agents' models and, where records are kept, the average of all."""
-    for agent, x_D in zip(run.transport.placement.hosted, run.state.x_AD, strict=True):
-        _save(path / agent_file(agent), run.task.module(x_D))
+    for agent, x_E in zip(run.transport.placement.hosted, run.models_AE, strict=True):
+        _save(path / agent_file(agent), run.task.module(x_E))
     if not keeper:
         return
     if text := run.problem.preparation.tokenizer:
         write_atomically(path / TOKENIZER, text)
-    _save(path / MODEL, run.task.module(mean_D))
+    _save(path / MODEL, run.task.module(mean_E))
     card = Card.of(run).model_dump(mode="json", exclude_none=True)
     write_atomically(path / CARD, json.dumps(card, indent=2) + "\n")
 

@@ -20,6 +20,7 @@ from parley.graphs import Topology
 from parley.models.architecture import Architecture
 from parley.models.user import check_allowed
 from parley.schedule import Own
+from parley.training.initial import start_from
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,8 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         model = problem.model()
+        if experiment.init:
+            start_from(model, experiment.init)
     return Task(model, problem.loss, dtype, device)
 
 

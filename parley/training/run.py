@@ -1,6 +1,6 @@
 """Running an experiment: one worker's share of it, as a generator of events.
 
-Axes: A agents hosted here, N all agents, D flat parameters.
+Axes: A agents hosted here, N all agents, D flat parameters, S flat statistics, E both.
 
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from parley import data
+from parley.algorithms import Algorithm
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
 from parley.compute.task import TRIED, Task
 from parley.compute.threads import usable_cores
-from parley.data import Batches
+from parley.data import Batch, Batches
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.stopping import Callbacks, parse_stop
-from parley.training import metrics
+from parley.training import metrics, statistics
 from parley.training.events import EpochDone, Event, Started, StepDone
 from parley.training.pace import Pace
 from parley.training.problem import Problem, device_of, task_of
@@ -97,6 +98,8 @@ class Run:
                 Guard(self.task.dtype, experiment.suspicious)
             )
         self._try_model(problem)
+        if self.task.layout.size:
+            statistics.check_batches(self.task, self.batches)
         self.engine = self._choose_engine()
         self.meter = Meter()
         self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
@@ -119,6 +122,10 @@ class Run:
         # Every agent starts from the same weights, whatever its own process initialised.
         x_D = transport.broadcast(self.task.start(), self._start_agent())
         x_AD = x_D.expand(len(placement.agents), -1).clone()
+        b_S = self.task.layout.start(x_D)
+        b_S = transport.broadcast(b_S, self._start_agent()) if len(b_S) else b_S
+        self.b_AS = b_S.expand(len(placement.agents), -1).clone()
+        """The running statistics of the hosted agents' models; there may be none."""
         self.state: Any = self.algorithm.init(x_AD, self.hood)
         self.epoch = 0
         """Epochs completed so far."""
@@ -179,6 +186,11 @@ class Run:
         self.task.fit(self.experiment.model, inputs, few.targets.to(device), classes)
 
     @property
+    def models_AE(self) -> Tensor:
+        """The hosted agents' models, each with its running statistics behind its parameters."""
+        return torch.cat([self.state.x_AD, self.b_AS], 1)
+
+    @property
     def steps(self) -> int:
         """The number of steps in the whole run, unless something ends it early."""
         return self.pace.end_of(self.experiment.epochs)
@@ -195,9 +207,16 @@ class Run:
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
 
-    def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
+    def restore(
+        self,
+        state: Any,
+        about: dict[str, Any],
+        sent: dict[Kind, Tensor],
+        b_AS: Tensor | None = None,
+    ) -> None:
         """Continues from a checkpoint."""
         self.state = state
+        self.b_AS = self.b_AS if b_AS is None else b_AS
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.step = about.get("step", self.pace.end_of(self.epoch))
         self._earlier_samples = about["samples"]
@@ -217,7 +236,9 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
+                self._follow_statistics(batch)
                 self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
+                self._mix_statistics(hood, algorithm)
                 losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
                 self._loss = losses.mean(self._loss)
@@ -240,6 +261,34 @@ class Run:
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
             self.losses.clear()
+
+    def _follow_statistics(self, batch: Batch) -> None:
+        """Before a step: it may change the models in their place."""
+        if self.task.layout.size:
+            self.b_AS = statistics.moved(self.task, self.state.x_AD, self.b_AS, batch)
+
+    def _mix_statistics(self, hood: Neighbourhood, algorithm: Algorithm) -> None:
+        """After a step in which models were averaged."""
+        mixed = self.experiment.buffers == "mixed" and self.task.layout.size
+        if mixed and (self.step + 1) % algorithm.round_steps == 0:
+            self.b_AS = statistics.mixed(self.b_AS, hood, algorithm.gossip_rate)
+
+    def mean_model(self) -> Tensor:
+        """The average of all agents' models; running statistics are those that it needs, [E]."""
+        mean_D = metrics.mean_model(self.state.x_AD, self.transport, self.step - 1)
+        if not self.task.layout.size:
+            return mean_D
+        found = (self.task, mean_D, self.b_AS, self.batches, self.transport, self.step - 1)
+        return torch.cat([mean_D, statistics.estimated(*found)])
+
+    def _gossiped(self) -> Tensor:
+        """The models after further gossip, with their running statistics, [A, E]."""
+        rounds, gamma = self.experiment.gossip_rounds, self.algorithm.gossip_rate
+        x_AD = metrics.after_gossip(self.state.x_AD, self.hood, rounds, gamma)
+        b_AS = self.b_AS
+        if self.experiment.buffers == "mixed" and self.task.layout.size:
+            b_AS = metrics.after_gossip(b_AS, self.hood, rounds, gamma)
+        return torch.cat([x_AD, b_AS], 1)
 
     def _asked(self, name: str, what: object) -> str:
         """Asks a callback; what one worker hears, all do."""
@@ -318,16 +367,15 @@ class Run:
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
-        gamma = self.algorithm.gossip_rate
-        mean_D = metrics.mean_model(x_AD, transport, self.step - 1)
-        loss_N, own_N = self.test.everyone(x_AD).unbind(1)
+        mean_E = self.mean_model()
+        mean_D = mean_E[: self.task.size]
+        loss_N, own_N = self.test.everyone(self.models_AE).unbind(1)
         self._check_losses(loss_N)
         own_N = self._reported("an accuracy", own_N, 1.0)
-        gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
-        gossiped_N = self.test.everyone(gossiped_AD)[:, 1]
+        gossiped_N = self.test.everyone(self._gossiped())[:, 1]
         gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
         present_N = _present(own_N)
-        mean = self.test.score(mean_D)
+        mean = self.test.score(mean_E)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         square_N = metrics.squared_distances(x_AD, mean_D, transport)
         square_N = _present(self._reported("a squared distance", square_N))

@@ -392,3 +392,30 @@ def test_a_container_s_share_of_time_counts_as_cores(
     for said, cores in (("max 100000", 8), ("150000 100000", 2), ("9900000 100000", 8), ("1", 8)):
         quota.write_text(said)
         assert crew.usable_cores() == cores
+
+
+RANKS = """
+import json, os, sys
+from pathlib import Path
+import parley
+
+result = parley.train(agents=3, epochs=1, fraction=0.2, progress=False, out=sys.argv[1])
+said = [result.records[-1]["accuracy_agents"], result.x_ND.tolist(), result.summary["step"]]
+said.append([p.tolist() for p in result.model().parameters()])
+Path(sys.argv[1] + "-" + os.environ["RANK"]).write_text(json.dumps(said))
+"""
+
+
+def test_from_python_every_process_of_torchrun_gets_the_result(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         str(tmp_path / "ranks.py"), str(tmp_path / "run")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=PATIENCE,
+        capture_output=True,
+    )  # fmt: skip
+    first, second = ((tmp_path / f"run-{rank}").read_text() for rank in (0, 1))
+    assert first == second
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    for agent in range(3):
+        assert (tmp_path / "run" / "agents" / f"agent-{agent}.safetensors").is_file()
