@@ -143,6 +143,12 @@ def _on_a_cache_line(values: Tensor) -> Tensor:
     )
 
 
+def dropout_seed(seed: int, batch: Batch, row: int, owner: int) -> int:
+    """What dropout draws for one agent's model on a batch follows from this, wherever that is."""
+    key = [seed, 3, batch.agents[row], owner, batch.step]
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
+
+
 class LoopEngine(Engine):
     """One pair after the other."""
 
@@ -155,10 +161,6 @@ class LoopEngine(Engine):
         with torch.random.fork_rng(devices=[], enabled=self.task.random):
             return self._one_by_one(x_PD, batch, rows, owners)
 
-    def _dropout_seed(self, batch: Batch, row: int, owner: int) -> int:
-        key = [self.seed, 3, batch.agents[row], owner, batch.step]
-        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-
     def _one_by_one(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
@@ -166,7 +168,7 @@ class LoopEngine(Engine):
         for p, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             n = batch.sizes[row]
             if self.task.random:
-                torch.manual_seed(self._dropout_seed(batch, row, owner))
+                torch.manual_seed(dropout_seed(self.seed, batch, row, owner))
             x_D = _on_a_cache_line(x_PD[p].detach()).requires_grad_()
             inputs = _on_a_cache_line(batch.inputs[row, :n])
             loss = self.task.losses(x_D, inputs, batch.targets[row, :n]).mean()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from parley.data.decode import Options
+from parley.data.preparation import AS_IS, Preparation
 from parley.data.samples import Samples, joined
 from parley.data.sources import load_own
 from parley.data.user import from_user
@@ -32,12 +33,15 @@ class Own(NamedTuple):
     test: Samples
     """Their test data, combined; there may be none."""
     class_names: tuple[str, ...]
+    preparation: Preparation = AS_IS
+    """How the inputs were made of files, the same for all of them."""
 
 
 class _One(NamedTuple):
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
+    preparation: Preparation = AS_IS
 
 
 def load(
@@ -91,7 +95,7 @@ def load(
         # The same kind of inputs as the models are trained on.
         tests = from_user([samples[0], *tests])[1:]
     empty = Samples(samples[0].inputs[:0], samples[0].targets[:0])
-    return Own(samples, joined([empty, *tests]), names)
+    return Own(samples, joined([empty, *tests]), names, loaded[0].preparation)
 
 
 def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
@@ -116,7 +120,7 @@ def _open(
             raise
         because = f"agent {agent}'s data cannot be found"
         raise BadValue("data", place, VALID, because) from error
-    return _One(found.train, found.test, found.class_names)
+    return _One(found.train, found.test, found.class_names, found.preparation)
 
 
 def _is_folder(place: str) -> bool:

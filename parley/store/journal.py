@@ -11,11 +11,12 @@ from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.store import checkpoint
+from parley.store import checkpoint, outputs
 from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.lock import Hold
 from parley.training.events import EpochDone
+from parley.training.metrics import mean_model
 from parley.training.record import EACH_AGENT, Record
 from parley.training.run import Run
 from parley.wire.transport import Transport
@@ -180,7 +181,11 @@ class Journal:
         return self.records[-1]
 
     def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
-        """The summary, written where records are kept."""
+        """The models, and the summary, written where records are kept; all workers take part."""
+        mean_D = mean_model(run.state.x_AD, run.transport)
+        if self.out:
+            outputs.write(self.out, run, mean_D, self.keeper)
+        meet(run.transport)  # a run is complete once every worker has written its models
         summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
         hosted = run.transport.placement.numbers or range(run.experiment.agents)
         if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:

@@ -15,6 +15,7 @@ from parley.data import Samples, Transform
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
+from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from parley.training.problem import Problem
 
@@ -49,6 +50,20 @@ def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise BadValue("model", name_of(model), "a callable that returns an nn.Module")
     return made
+
+
+def architecture_of(experiment: Experiment, problem: Problem) -> Architecture:
+    """How the model that is trained can be built again, as far as words can say it."""
+    raw = problem.test.inputs if len(problem.test) else problem.samples[0].inputs
+    shape, classes = tuple(raw.shape[1:]), len(problem.class_names)
+    made = partial(Architecture, input_shape=shape, classes=classes)
+    if "model" not in experiment.from_python:
+        return problems.architecture_of(experiment, shape, classes)
+    given = getattr(problem.model, "args", (None,))[0]
+    home, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
+    if home in ("", "__main__") or not name.isidentifier() or isinstance(given, nn.Module):
+        return made(model=experiment.model, kind="python")
+    return made(model=f"{home}:{name}", kind="code", passes=())
 
 
 def held_out(test: Any, like: Samples) -> Samples:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -13,9 +13,12 @@ from parley import graphs as topologies
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform, own
 from parley.data import partition as partitions
+from parley.data.preparation import AS_IS, Preparation
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
+from parley.models.architecture import Architecture
+from parley.models.user import check_allowed
 from parley.schedule import Own
 
 
@@ -42,13 +45,26 @@ class Problem:
     """How the learning rate changes, if a Python function says so."""
     gamma_decay: Own | None = None
     """The same for the averaging rate."""
+    preparation: Preparation = AS_IS
+    """How inputs were made of files."""
 
 
 def builder(
     experiment: Experiment, shape: tuple[int, ...], classes: int
 ) -> Callable[[], nn.Module]:
-    """Builds the simulated network that the experiment names."""
-    return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
+    """Builds the network that the experiment names; a user's own only if this host allows it."""
+    return architecture_of(experiment, shape, classes).build
+
+
+def architecture_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Architecture:
+    """How the network that the experiment names is built."""
+    kind: Literal["name", "code"] = "code" if models.is_code(experiment.model) else "name"
+    if kind == "code":
+        check_allowed(experiment.model)
+    options = experiment.model_options
+    return Architecture(
+        model=experiment.model, kind=kind, options=options, input_shape=shape, classes=classes
+    )
 
 
 def topology_of(experiment: Experiment) -> Topology:
@@ -124,6 +140,7 @@ def problem(
         loss=loss,
         note=note,
         data_are_own=places is not None,
+        preparation=source.preparation,
     )
 
 
@@ -148,7 +165,8 @@ def _own_problem(
     root, options = experiment.data_root, experiment.data_options
     found = own.load(places, hosted, None, "", root, options, tokenizer)
     names = found.class_names
-    return of_the_hosts(experiment, topology, build, loss, found.samples, found.test, names)
+    made = of_the_hosts(experiment, topology, build, loss, found.samples, found.test, names)
+    return replace(made, preparation=found.preparation)
 
 
 def of_the_hosts(

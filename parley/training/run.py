@@ -69,6 +69,7 @@ class Run:
     ) -> None:
         """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
+        self.problem = problem
         self.transport = transport
         self.algorithm = experiment.algorithm
         self.note = problem.note
