@@ -98,7 +98,17 @@ def join(
 
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             outcome = peers.join(
-                group, experiment, me, Path(keys), load, where, resume, tell, listen=listen
+                group,
+                experiment,
+                me,
+                Path(keys),
+                load,
+                where,
+                resume,
+                tell,
+                None,
+                listen,
+                Path(file),
             )
     return result_of(experiment, outcome)
 

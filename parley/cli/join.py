@@ -75,7 +75,9 @@ def join(
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
         load = partial(problem, places=part.data)
-        outcome = peers.join(group, experiment, me, keys, load, out, resume, watch, listen=listen)
+        outcome = peers.join(
+            group, experiment, me, keys, load, out, resume, watch, None, listen, file
+        )
     if json_:
         print(json.dumps(outcome.summary))
     else:

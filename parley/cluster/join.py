@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from parley.cluster import handshake
 from parley.cluster.lastwords import last_words
 from parley.cluster.noticeboard import (
     PARTING,
@@ -115,6 +116,14 @@ class Gathering(ABC):
     def label(self, worker: int) -> int | str:
         """What a worker is called in a run's files."""
         return worker
+
+    def seats(self, lobby: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+        """The worker of every agent, as all claim them in the lobby."""
+        return handshake.seats(lobby, agents, mine)
+
+    def reseated(self, roster: Roster) -> tuple[int, ...] | None:
+        """The worker of every agent in a generation; None: as at the start."""
+        return None
 
     def expect(self, agents: int, edges: int, size: int) -> None:  # noqa: B027
         """The model is known: it takes so many bytes."""

@@ -137,7 +137,7 @@ class Worker:
     def _prepare(self, lobby: Board, back: bool) -> None:
         """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
-        self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
+        self.worker_of = self.meeting.seats(lobby, experiment.agents, assignment.mine)
         self.members: Mapping[int, Member] = dict(lobby.members)
         hosted = self._introduce()
         restarted = any(lobby.share("restarts", _restarts(), Count))
@@ -193,6 +193,7 @@ class Worker:
         while True:
             membership = self.membership
             roster = membership.next_roster(left) if membership else self.meeting.everyone
+            self.worker_of = self.meeting.reseated(roster) or self.worker_of
             try:
                 with self.meeting.connected(roster, self.members) as board:
                     outcome = self._train(roster, board)
@@ -297,7 +298,17 @@ class Worker:
             "bridges": [list(bridge) for bridge in bridges],
         }
         journal.note(event, self.meeting.apart)
-        for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
+        earlier = (
+            {w for n in range(roster.generation) for w in membership.roster(n)} if back else {}
+        )
+        new = [worker for worker in back if worker not in earlier]
+        back = [worker for worker in back if worker in earlier]
+        changes = (
+            ("was lost; continuing without", gone),
+            ("rejoined with", back),
+            ("joined with", new),
+        )
+        for word, workers in changes:
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 who = worker_name(self.meeting.label(worker))

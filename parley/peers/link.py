@@ -31,6 +31,9 @@ class Link:
     """Why there is no connection, if that is known."""
     left: str | None = None
     """Its last words, if it has left of its own accord."""
+    removed: str = ""
+    """Why it no longer takes part, if it does not."""
+    removed_at: float = 0.0
     restarted: bool = False
     """Whether it has been started anew since the generation began."""
     given_up: bool = False
@@ -39,6 +42,8 @@ class Link:
     def lost(self, began: float, patience: float) -> str | None:
         """Why the peer counts as gone for somebody who has waited since `began`, if it does."""
         now = time.monotonic()
+        if self.removed:
+            return self.removed
         if self.restarted:
             return "it was started again"
         if self.left is not None:

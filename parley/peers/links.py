@@ -41,6 +41,8 @@ BEAT = 1.0
 """Seconds after which a silent link says that it is there."""
 RETRY = 0.2
 """Seconds between two attempts to dial, and twice as many after each failure, up to ten seconds."""
+PARTING = 2.0
+"""Seconds in which a peer without which the others have gone on can still be told so."""
 YOUNG = 5.0
 """Seconds in which two connections of the same peers may be due to both having dialled."""
 AT_ONCE = 1 << 20
@@ -88,6 +90,10 @@ class Links:
         """Raised by whoever waits, once set."""
         self.listeners: list[Callable[[str, Any], None]] = []
         """Told of messages for everyone: who sent it, and what."""
+        self.behind: Callable[[], None] | None = None
+        """Told that a peer has an older peers.toml; None: such peers are not let in."""
+        self.parting = self.patience
+        """Seconds for which a peer that is removed may still vote."""
         self.ended = -1
         """The newest generation of which others have said that it is over."""
         self.bytes_sent = 0
@@ -184,6 +190,22 @@ class Links:
                 if link.connection is not None:
                     link.connection.limit = self.limit
 
+    def revise(self, peers: Peers) -> None:
+        """From now on a newer ``peers.toml`` counts: newcomers are let in, and whoever is removed
+        may only vote, on the connection that it has, until the others have gone on."""
+        with self.changed:
+            self.peers = self._security.peers = peers
+            for peer in peers.peer:
+                if peer.name != self.me and peer.name not in self.links:
+                    self.links[peer.name] = Link(peer.name)
+                link = self.links.get(peer.name)
+                if link is not None and peer.removed and not link.removed:
+                    link.removed = f"revision {peers.revision} of peers.toml removes it"
+                    link.removed_at = time.monotonic()
+                    self.parting = self.patience
+            self.changed.notify_all()
+        self._board.wake()
+
     def until(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Waits until something holds of the links; False if it does not in time."""
         deadline = time.monotonic() + seconds
@@ -247,10 +269,12 @@ class Links:
         for link in self.links.values():
             current = link.connection
             if current is None:
-                if link.wanted and link.left is None:
+                if link.wanted and link.left is None and not link.removed:
                     self._dial(link, now)
                 continue
-            if now - current.heard > silence and not current.paused:
+            if link.removed and now - link.removed_at > self.parting:
+                self._board.drop(current, link.removed)
+            elif now - current.heard > silence and not current.paused:
                 self._board.drop(current, f"it was silent for {silence:g} seconds", True)
             elif link.told < link.session.received or now - link.spoke > BEAT:
                 self._acknowledge(link, now)
@@ -290,6 +314,7 @@ class Links:
             "yours": link.life,
             "received": link.session.received,
             "peers": self.peers.digest(),
+            "revision": self.peers.revision,
             "checking": self.checking,
         }
         body = json.dumps(said).encode()
@@ -324,8 +349,7 @@ class Links:
             )
         self.hellos[link.name] = said
         why = self.judge(said)
-        if not why and said.get("peers") != self.peers.digest():
-            why = "its peers.toml differs from the one here"
+        why = why or link.removed or self._differs(said)
         link.trouble = self.verdicts[link.name] = why
         link.wanted = link.wanted and not self.checking
         self.changed.notify_all()
@@ -362,7 +386,20 @@ class Links:
         for kept_frame in again:
             self._put(link, kept_frame)
         log.debug("link to %s at %s", link.name, connection.where)
+        if self.behind is not None and said.get("revision") != self.peers.revision:
+            self.behind()
         self.changed.notify_all()
+
+    def _differs(self, said: Mapping[str, Any]) -> str:
+        """Why another's ``peers.toml`` is not acceptable; one of another number can be."""
+        if said.get("peers") == self.peers.digest():
+            return ""
+        theirs, ours = said.get("revision"), self.peers.revision
+        if theirs == ours or not isinstance(theirs, int):
+            return "its peers.toml differs from the one here"
+        if self.behind is None or said.get("checking"):
+            return f"its peers.toml is revision {theirs}, the one here is revision {ours}"
+        return ""
 
     def _on_data(self, connection: Connection, link: Link, frame: Frame, body: memoryview) -> None:
         if not link.session.take(frame.number):
@@ -373,6 +410,8 @@ class Links:
         if len(body) < ENVELOPE.size:
             raise BadFrame("a message without an envelope")
         lane, generation, number = ENVELOPE.unpack_from(body)
+        if link.removed and lane != FLOOD:
+            return
         if lane not in LANES:
             raise BadFrame(f"a message on lane {lane}")
         if lane == FLOOD:

@@ -239,6 +239,9 @@ class Switchboard:
         self._again.discard(connection)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
+        if connection.encrypted and not connection.ready:
+            with suppress(OSError):
+                connection.writable()  # whoever is turned away has a right to know by whom
         connection.close()
         with self._changed:
             self._owner.dropped(connection, why)

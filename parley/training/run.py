@@ -105,7 +105,8 @@ class Run:
         self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
         make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
         self.test = make(problem.test, problem.transform, self.engine, transport)
-        self.test_samples_absent = (test_samples or self.test.count) - self.test.count
+        # Newcomers can bring more than there was at the start.
+        self.test_samples_absent = max(0, (test_samples or 0) - self.test.count)
         """Test samples that are missing because their hosts are."""
         if steps_per_epoch is None:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))

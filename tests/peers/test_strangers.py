@@ -30,6 +30,7 @@ from parley.peers.join import greeting, judge
 from parley.peers.links import Links
 from parley.peers.mailbox import PARCEL
 from parley.peers.meeting import PeerMeeting
+from parley.peers.revisions import Revisions
 from parley.peers.switchboard import MOST_HALF_OPEN
 from parley.peers.transport import PeerTransport
 from parley.training.problem import problem, task_of
@@ -338,8 +339,9 @@ def test_another_version_or_experiment_is_named(
 
 def meeting(links: Links) -> PeerMeeting:
     number = links.peers.number(links.me)
+    revisions = Revisions(links.peers)
     return PeerMeeting(
-        rank=number, world=2, patience=SOON, links=links, peers=links.peers, topology=ring(2)
+        rank=number, world=2, patience=SOON, links=links, revisions=revisions, topology=ring(2)
     )
 
 
