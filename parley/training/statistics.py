@@ -39,7 +39,7 @@ def mixed(b_AS: Tensor, hood: Neighbourhood, gamma: float) -> Tensor:
 
 
 def estimated(
-    task: Task, x_D: Tensor, b_AS: Tensor, batches: Batches, transport: Transport, at: int
+    task: Task, x_D: Tensor, b_AS: Tensor, batches: Batches, transport: Transport, at: int = 0
 ) -> Tensor:
     """The statistics that a model needs on the data of all agents together, [S], at a step.
 
