@@ -160,6 +160,7 @@ def describe() -> dict[str, Any]:
         "processor": processor,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
         "kernels": available or kernels.reason(),
         "kernels_start_s": time.perf_counter() - start,
     }
@@ -184,9 +185,7 @@ def main() -> None:
             results.append(row)
             cells = []
             for name in names:
-                ratio = (
-                    f" ({row[name]['speedup']:.1f}x)" if "speedup" in row.get(name, ()) else ""
-                )
+                ratio = f" ({row[name]['speedup']:.1f}x)" if "speedup" in row.get(name, ()) else ""
                 cells.append(f"{row[name]['ms']:.3f}{ratio}" if name in row else "-")
             print(
                 f"{model:10}{size:6}",
@@ -194,9 +193,10 @@ def main() -> None:
                 f"{row['limit_ms']:9.3f}",
                 flush=True,
             )
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+            if options.json:  # at once: an interruption loses nothing
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                record = {"machine": machine, "results": results}
+                options.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":
