@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from parley import data as datasets
 from parley import graphs as topologies
 from parley import models
-from parley.algorithms import Algorithm
+from parley.algorithms import Algorithm, Kind
 from parley.cluster import launch
 from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
@@ -26,6 +26,7 @@ from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
+from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint, outputs
 from parley.store.folder import fresh_name
@@ -130,9 +131,9 @@ def train(
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
 
-    `model` is a name, an `nn.Module`, or a callable that returns one. `data` is a name,
-    or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
-    such pairs; `test` is then a dataset of the same kind, without which every agent is measured
+    `model` is a name, ``module:function``, an `nn.Module`, or a callable that returns one. `data`
+    is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset
+    of such pairs; `test` is then a dataset of the same kind, without which every agent is measured
     on the training data of all. `loss` returns one value per sample or their mean, like those of
     torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
@@ -171,6 +172,8 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    if isinstance(model, str) and models.is_code(model):
+        allow([module_of(model)])  # the program itself has named it
     own = {"model": not isinstance(model, str), "data": own_data is not None}
     own["loss"] = loss is not cross_entropy
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
@@ -298,7 +301,7 @@ class LoadedRun(_Shown):
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import group_seeds
 
-        return group_seeds([self.recorded])
+        return group_seeds([self.recorded], self.experiment.algorithm.kind)
 
 
 def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
@@ -310,8 +313,8 @@ def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
     return x_ND[agent]
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """Reads a run from its folder.
+def load(folder: str | Path, algorithm: Algorithm | type[Algorithm] | None = None) -> LoadedRun:
+    """Reads a run from its folder. If it used an algorithm of your own, pass that as `algorithm`.
 
     >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
@@ -327,9 +330,11 @@ def load(folder: str | Path) -> LoadedRun:
 
     path = Path(folder)
     found = read_run(path)
-    [group] = group_seeds([found])
+    own = algorithm.kind if isinstance(algorithm, Algorithm) else algorithm
+    [group] = group_seeds([found], own)
     if group.experiment is None:
-        valid = "the folder of a run that this version understands"
+        valid = "the folder of a run that this version understands; "
+        valid += "for an algorithm of your own, load(folder, algorithm=its class)"
         raise BadValue("folder", str(path), valid, "; ".join([*found.notes, group.note]))
     return LoadedRun(path, group.experiment, found.records, found.summary, found)
 
@@ -373,8 +378,8 @@ def compare(
 
     `algorithms` are names with options after colons (``"dpsgd,ngc:alpha=0"``), or a list of such
     names and of algorithms; by default the six of the NGC paper. Options of an algorithm apply to
-    every one that has them. Everything is written to `out`, or to a new folder in ``runs/``;
-    `parallel` is the number of runs at a time (default: the number of cores).
+    every one given by name that has them. Everything is written to `out`, or to a new folder in
+    ``runs/``; `parallel` is the number of runs at a time (default: the number of cores).
 
     >>> import tempfile
     >>> found = compare(
@@ -395,7 +400,7 @@ def compare(
     comparison.write(where, todo, rows)
     runs: dict[str, list[LoadedRun]] = {}
     for job in todo:
-        runs.setdefault(job.label, []).append(load(job.out))
+        runs.setdefault(job.label, []).append(load(job.out, job.experiment.algorithm))
     return Comparison(rows, runs, where)
 
 
@@ -450,19 +455,22 @@ def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
     """What to run, by method: its name, and the options after it."""
-    from parley.sweep.compare import experiments_of, parse_algorithms
+    from parley.sweep.compare import check_used, experiments_of, parse_algorithms
 
     common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
+    named: list[Kind] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
             methods = parse_algorithms(one)
             made = experiments_of(methods, options)
             chosen += [(m.key, e) for m, e in zip(methods, made, strict=True)]
+            named += [experiment.algorithm.kind for experiment in made]
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name
             chosen.append((key, Experiment.of(**common, algorithm=one)))
+    check_used(options, named)
     return chosen
 
 

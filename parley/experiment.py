@@ -80,7 +80,7 @@ class Experiment(BaseModel):
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
     """Network: logistic, mlp, lenet5, cnn5, vgg11, resnet20, resnet18, mobilenetv2, bert-mini,
-    distilbert, or hf:FOLDER."""
+    distilbert, hf:FOLDER, or your own as module:function."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     agents: int = Field(10, ge=1, le=MOST_AGENTS)
@@ -188,6 +188,7 @@ class Experiment(BaseModel):
         if "agents" not in flat and isinstance(flat.get("topology"), str):
             stated = stated_agents(flat["topology"])
             flat |= {"agents": stated} if stated else {}
+        _check_own(algorithm)
         names = {*ALGORITHM_OPTIONS, *algorithm.options()}
         for name, value in flat.items():
             known = cls.model_fields.get(name)
@@ -255,12 +256,8 @@ class Experiment(BaseModel):
     def from_toml(
         cls, text: str, where: str = "experiment", own: Kind | None = None
     ) -> "Experiment":
-        """From TOML; see `read_toml`. `own` is a user's algorithm, which has no registered name."""
-        options = read_toml(text, where)
-        chosen = options.get("algorithm")
-        if own and isinstance(chosen, dict) and chosen.get("name") == own.name:
-            options["algorithm"] = {**chosen, "name": own}
-        return cls.of(**options)
+        """From TOML; see `read_toml`. `own` is as in `with_own`."""
+        return cls.of(**with_own(read_toml(text, where), own))
 
     def same_as(self, other: "Experiment") -> list[str]:
         """Fields in which what is computed differs; empty if one may resume the other, perhaps for
@@ -330,6 +327,46 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     source = {**source, **above.get("data_options", {})}
     tables = {"model_options": network, "data_options": source}
     return below | above | {name: table for name, table in tables.items() if table}
+
+
+def with_own(options: Mapping[str, Any], own: Kind | None) -> dict[str, Any]:
+    """Options from a file, in which the name of the user's algorithm `own` stands for it. Only
+    Parley's own algorithms can be found by name."""
+    chosen = options.get("algorithm")
+    if own and isinstance(chosen, Mapping) and chosen.get("name") == own.name:
+        return {**options, "algorithm": {**chosen, "name": own}}
+    return dict(options)
+
+
+def named_with(spec: str, field: str) -> tuple[str, dict[str, str]]:
+    """A name, and the settings that are written after it.
+
+    >>> named_with("choco:codec=topk:0.01:lr=0.1", "algorithms")
+    ('choco', {'codec': 'topk:0.01', 'lr': '0.1'})
+    """
+    # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
+    name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
+    pairs = [setting.partition("=")[::2] for setting in settings]
+    if not all(key and value for key, value in pairs):
+        raise BadValue(field, spec, "name or name:option=value:option=value")
+    written = [key.strip().replace("-", "_") for key, _ in pairs]
+    for key in written:
+        if written.count(key) > 1:
+            raise BadValue(field, spec, "each option once", f"{key} is given twice")
+        if key in ("name", "algorithm"):
+            raise BadValue(field, spec, "the algorithm's name first, without a key")
+    return name, dict(zip(written, (value.strip() for _, value in pairs), strict=True))
+
+
+def _check_own(kind: Kind) -> None:
+    """Refuses a user's class whose runs would be read as those of a different algorithm."""
+    for word in ("name", "title"):
+        if not isinstance(getattr(kind, word, None), str):
+            said = getattr(kind, "__name__", str(kind))
+            raise BadValue("algorithm", said, f"a class with a {word}", f"it has no {word}")
+    if isinstance(kind, type) and algorithms.ALGORITHMS.get(kind.name, kind) is not kind:
+        because = "Parley has a different algorithm of that name"
+        raise BadValue("algorithm", kind.name, "a name of its own", because)
 
 
 def _list(values: Any) -> tuple[Any, ...]:

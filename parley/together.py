@@ -17,6 +17,7 @@ from parley.compute.task import Loss, cross_entropy
 from parley.data import Samples
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
+from parley.models.user import allow
 from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training import given
@@ -68,6 +69,7 @@ def join(
     experiment = Experiment.of(**{**options, "from_python": from_python})
     build = None if model is None else given.builder_of(model)
     part = peers.part_of(Host.of(Path(host) if host else None), group, me)
+    allow(part.allow_code)
     load: Load
     if data is None:
         if test is not None or classes is not None:

@@ -47,9 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("measuring" if name in MEASURING else name))
 
 
+@pytest.fixture(scope="session")
+def cache_of_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all of xdist's workers, since building the kernels takes more than ten seconds."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PARLEY_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def _own_cache(cache_of_all: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARLEY_CACHE", str(cache_of_all))
 
 
 @pytest.fixture(scope="session")

@@ -203,7 +203,7 @@ def understand(arguments: list[str]) -> None:
     file = given.pop("file", None)
     if name == "train":
         elsewhere = ("out", "resume", "json_", "log", "model_options", "data_options")
-        elsewhere += ("host", "agents_here", "data_here")
+        elsewhere += ("host", "agents_here", "data_here", "allow_code")
         options = {k: v for k, v in given.items() if k not in elsewhere}
         Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
 

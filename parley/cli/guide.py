@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import Json, Parallel, count
+from parley.cli.options import Json, Parallel, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -44,13 +44,11 @@ def guide(
     parallel: Parallel = None,
     data_root: Annotated[
         str | None,
-        typer.Option(
-            help="Folder with local copies of datasets.", metavar="FOLDER", show_default=False
-        ),
+        option("Folder with local copies of datasets.", "FOLDER"),
     ] = None,
     report: Annotated[
         bool,
-        typer.Option("--report", help="Only show what is finished; run nothing.", metavar=""),
+        switch("Only show what is finished; run nothing.", "--report"),
     ] = False,
     json_: Json = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """Options that several commands share, and checks of their values."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,35 +9,38 @@ from parley.errors import BadValue
 from parley.results.formats import ENDINGS
 from parley.store import folder
 
+
+def option(help_: str, metavar: str, *names: str, panel: str | None = None) -> Any:
+    """A flag with a value. Its help states the default, if there is one."""
+    return typer.Option(
+        *names, help=help_, metavar=metavar, show_default=False, rich_help_panel=panel
+    )
+
+
+def switch(help_: str, *names: str) -> Any:
+    """A flag without a value."""
+    return typer.Option(*names, help=help_, metavar="")
+
+
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        help="Folder to write to. (default: a new one in runs/)",
-        metavar="FOLDER",
-        show_default=False,
-    ),
+    option("Folder to write to. (default: a new one in runs/)", "FOLDER", "--out"),
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
-        "--resume", help="Continue what --out holds, from the last checkpoints.", metavar=""
-    ),
+    switch("Continue what --out holds, from the last checkpoints.", "--resume"),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
-    ),
+    switch("Print the result as one JSON object on the last line of stdout.", "--json"),
 ]
 Log = Annotated[
     str | None,
-    typer.Option(
-        "--log",
-        help="Also log to trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+    option(
+        "Also log to trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
         "folder). Needs parley-learning\\[trackers].",
-        metavar="LIST",
-        show_default=False,
+        "LIST",
+        "--log",
     ),
 ]
 File = Annotated[
@@ -50,20 +53,11 @@ File = Annotated[
 ]
 Parallel = Annotated[
     str | None,
-    typer.Option(
-        help="How many runs in parallel. (default: the number of cores)",
-        metavar="N",
-        show_default=False,
-    ),
+    option("How many runs in parallel. (default: the number of cores)", "N"),
 ]
 Picture = Annotated[
     Path | None,
-    typer.Option(
-        "--picture",
-        help="Also draw it: a file that ends in .png, .svg or .pdf.",
-        metavar="FILE",
-        show_default=False,
-    ),
+    option("Also draw it: a file that ends in .png, .svg or .pdf.", "FILE", "--picture"),
 ]
 
 
@@ -79,7 +73,8 @@ OfAgent = Annotated[
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module of your own that the model may be imported from; may be repeated.",
+        help="A module that a model named module:function in a file may be imported from; may be "
+        "repeated.",
         metavar="MODULE",
         show_default=False,
     ),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from parley.cli.join import Keys, Listen, Me, PeersFile
-from parley.cli.options import Json
+from parley.cli.options import Json, option
 from parley.cli.screen import screen
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
@@ -35,10 +35,7 @@ def check(
     listen: Listen = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            help="How long to look for the others. (default: 10)", metavar="NUMBER",
-            show_default=False,
-        ),
+        option("How long to look for the others. (default: 10)", "NUMBER"),
     ] = 10.0,
     json_: Json = False,
 ) -> None:  # fmt: skip

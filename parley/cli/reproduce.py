@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from parley import graphs as topologies
 from parley.cli.guide import guide
-from parley.cli.options import count
+from parley.cli.options import Parallel, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
@@ -51,9 +51,7 @@ app = typer.Typer(
 app.command()(guide)
 
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.", metavar="FOLDER")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout instead.", metavar="")
-]
+Json = Annotated[bool, switch("Print one JSON object on stdout instead.", "--json")]
 
 
 def _whole(name: str, value: str | None) -> int | None:
@@ -80,11 +78,11 @@ def run(
     ] = None,
     agents: Annotated[
         str | None,
-        typer.Option(help="Only presets with this many agents.", metavar="N", show_default=False),
+        option("Only presets with this many agents.", "N"),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help=f"Only some of {', '.join(LABELS)}.", metavar="LIST", show_default=False),
+        option(f"Only some of {', '.join(LABELS)}.", "LIST"),
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Runs of each, starting from seed 0.", metavar="N")
@@ -99,38 +97,21 @@ def run(
     ] = "as-run",
     epochs: Annotated[
         str | None,
-        typer.Option(
-            help="Fewer epochs than the paper: a reduced run.", metavar="N", show_default=False
-        ),
+        option("Fewer epochs than the paper: a reduced run.", "N"),
     ] = None,
     fraction: Annotated[
         str | None,
-        typer.Option(
-            help="A share of the training data, equal for every class: a reduced run.",
-            metavar="NUMBER",
-            show_default=False,
-        ),
+        option("A share of the training data, equal for every class: a reduced run.", "NUMBER"),
     ] = None,
     out: Out = Path("results"),
-    parallel: Annotated[
-        str | None,
-        typer.Option(
-            help="How many runs in parallel. (default: the number of cores)",
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
+    parallel: Parallel = None,
     data_root: Annotated[
         str | None,
-        typer.Option(
-            help="Folder with local copies of datasets.", metavar="FOLDER", show_default=False
-        ),
+        option("Folder with local copies of datasets.", "FOLDER"),
     ] = None,
     list_: Annotated[
         bool,
-        typer.Option(
-            "--list", help="Show what would be run, and how long it would take.", metavar=""
-        ),
+        switch("Show what would be run, and how long it would take.", "--list"),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -269,28 +250,22 @@ def show_report(
     out: Out = Path("results"),
     markdown: Annotated[
         Path | None,
-        typer.Option(
-            help="Markdown file to write; an existing one must have the marks of an earlier "
+        option(
+            "Markdown file to write; an existing one must have the marks of an earlier "
             "report, which is replaced. (default: report.md in --out)",
-            metavar="FILE",
-            show_default=False,
+            "FILE",
         ),
     ] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for pictures. (default: pictures next to the Markdown)",
-            metavar="FOLDER",
-            show_default=False,
-        ),
+        option("Folder for pictures. (default: pictures next to the Markdown)", "FOLDER"),
     ] = None,
     reduced: Annotated[
         Path | None,
-        typer.Option(
-            help="Another Markdown file for reduced runs and for runs in which single choices "
-            "differ. (default: the same file)",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "Another Markdown file for reduced runs and for runs in which single choices differ. "
+            "(default: the same file)",
+            "FILE",
         ),
     ] = None,
     json_: Json = False,
@@ -338,9 +313,7 @@ def _seen_from(document: Path, path: Path) -> str:
 
 @app.command()
 def pack(
-    to: Annotated[
-        Path, typer.Option(help="Folder to copy to.", metavar="FOLDER", show_default=False)
-    ],
+    to: Annotated[Path, option("Folder to copy to.", "FOLDER")],
     out: Out = Path("results"),
 ) -> None:
     """Copy finished runs without their checkpoints, small enough to keep.
@@ -353,16 +326,10 @@ def pack(
 
 @app.command("resources")
 def show_resources(
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also show the figures that agree.", metavar="")
-    ] = False,
+    all_: Annotated[bool, switch("Also show the figures that agree.", "--all")] = False,
     measure: Annotated[
         str | None,
-        typer.Option(
-            help="Also count the bytes of a few real steps of a preset.",
-            metavar="NAME",
-            show_default=False,
-        ),
+        option("Also count the bytes of a few real steps of a preset.", "NAME"),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -429,18 +396,13 @@ def show_theory(
     momentum: Annotated[str, typer.Option(help="β.", metavar="NUMBER")] = "0.9",
     lr: Annotated[
         str | None,
-        typer.Option(
-            help="η, for the constants C1 to C5. (default: the upper end)",
-            metavar="NUMBER",
-            show_default=False,
-        ),
+        option("η, for the constants C1 to C5. (default: the upper end)", "NUMBER"),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            help="Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
+            "FILE",
         ),
     ] = None,
     json_: Json = False,

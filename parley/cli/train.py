@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from parley.cli.flags import given_options, takes_experiment, with_file
-from parley.cli.options import File, Json, Log, Out, Resume, output_folder
+from parley.cli.options import AllowCode, File, Json, Log, Out, Resume, option, output_folder
 from parley.cli.screen import heading, pairs, screen, stoppable
 from parley.cluster import launch
 from parley.cluster.host import Host
 from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
 from parley.experiment import Experiment
+from parley.models.user import allow
 from parley.results.table import Table
 from parley.training.problem import problem
 from parley.watch import trackers
@@ -27,32 +28,28 @@ INCOMPLETE = 3
 HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "A TOML file with this host's own part: its agents, and where their data are.",
+        "FILE",
         "--host",
-        help="A TOML file with this host's own part: its agents, and where their data are.",
-        metavar="FILE",
-        rich_help_panel=HERE,
-        show_default=False,
+        panel=HERE,
     ),
 ]
 AgentsHere = Annotated[
     str | None,
-    typer.Option(
-        help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
+    option(
+        "Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
         "share of the unclaimed ones)",
-        metavar="LIST",
-        rich_help_panel=HERE,
-        show_default=False,
+        "LIST",
+        panel=HERE,
     ),
 ]
 DataHere = Annotated[
     list[str] | None,
-    typer.Option(
-        help="An agent's own data: a folder, a hub ID owner/name, or module:function; may be "
-        "repeated.",
-        metavar="AGENT=PLACE",
-        rich_help_panel=HERE,
-        show_default=False,
+    option(
+        "An agent's own data: a folder, a hub ID owner/name, or module:function; may be repeated.",
+        "AGENT=PLACE",
+        panel=HERE,
     ),
 ]
 
@@ -69,6 +66,7 @@ def train(
     host: HostFile = None,
     agents_here: AgentsHere = None,
     data_here: DataHere = None,
+    allow_code: AllowCode = None,
     **flags: Any,
 ) -> None:
     """Train one model among peers.
@@ -82,6 +80,7 @@ def train(
     """
     experiment = Experiment.of(**with_file(file, given_options(flags)))
     part = Host.of(host, agents_here, data_here or ())
+    allow([*part.allow_code, *(allow_code or ())])
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:

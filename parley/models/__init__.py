@@ -20,6 +20,7 @@ from parley.models.mobilenetv2 import mobilenetv2
 from parley.models.plain import logistic, mlp
 from parley.models.resnet import resnet18, resnet20
 from parley.models.text import bert_mini, distilbert, hugging_face
+from parley.models.user import is_code
 from parley.models.vgg11 import vgg11
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "EvoNorm",
     "build",
     "check_inputs",
+    "is_code",
     "options",
     "refuse_batch_statistics",
     "tokenizer",
@@ -83,6 +85,8 @@ def options(name: str) -> tuple[str, ...]:
     >>> options("cnn5")
     ('evonorm',)
     """
+    if is_code(name):
+        return ()  # those that its function has, which is not imported to look
     builder, _ = _split(name)
     arguments = inspect.signature(builder).parameters.values()
     return tuple(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
@@ -94,6 +98,8 @@ def tokenizer(name: str, values: Mapping[str, Any]) -> str | None:
     >>> tokenizer("hf:models/minilm", {}), tokenizer("bert-mini", {"dropout": 0.0})
     ('models/minilm', None)
     """
+    if is_code(name):
+        return None
     _, source = _split(name)
     return source[0] if source else values.get("pretrained") or None
 
@@ -121,7 +127,7 @@ def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
     kind, colon, source = name.partition(":")
     builder = MODELS.get(kind)
     if builder is None:
-        raise unknown_name("model", name, MODELS)
+        raise unknown_name("model", name, [*MODELS, "module:function"])
     if "source" not in inspect.signature(builder).parameters:
         if colon:
             raise BadValue("model", name, kind, because="only hf takes a colon")

@@ -6,15 +6,19 @@ hosts share, or in the folder of a run, is only a name.
 
 import importlib
 import inspect
+import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from parley.errors import BadValue
 
+ALLOWED = "PARLEY_ALLOW_CODE"
+"""The environment variable with the modules that models may be imported from, comma-separated; it
+reaches the processes that this one starts."""
 VALID = "module:function, or module:Class, importable from the current folder"
 OFFERED = ("input_shape", "classes")
 """What a function is given if it has a parameter of that name."""
@@ -29,20 +33,37 @@ def is_code(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None and name[:3] != "hf:"
 
 
-def check_allowed(name: str, allowed: Collection[str], remedy: str = "") -> None:
+def module_of(name: str) -> str:
+    """The module of a model that is named as code."""
+    return name.partition(":")[0]
+
+
+def allow(modules: Iterable[str]) -> None:
+    """From now on, models may be imported from these modules, in this process and in those that it
+    starts. For what a user of this host has said: never for what comes from a shared file."""
+    known = [*filter(None, os.environ.get(ALLOWED, "").split(",")), *modules]
+    for module in known:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", module):
+            raise BadValue("allow_code", module, "the name of a Python module")
+    if known:
+        os.environ[ALLOWED] = ",".join(dict.fromkeys(known))
+
+
+def check_allowed(name: str, allowed: Collection[str] = (), remedy: str = "") -> None:
     """Refuses code from a module that nobody on this host has allowed.
 
     >>> check_allowed("mymodels:net", ["mymodels"])
-    >>> check_allowed("mymodels:net", [])
+    >>> check_allowed("mymodels:net")
     Traceback (most recent call last):
-    parley.errors.BadValue: model: 'mymodels:net' is not valid (it is Python code, and a file that
-    others may have written does not make this host run code); valid: with --allow-code mymodels
+    parley.errors.BadValue: model: 'mymodels:net' is not valid (it is Python code, which a file
+    alone does not make this host run); valid: with --allow-code mymodels, or
+    PARLEY_ALLOW_CODE=mymodels
     """
-    module = name.partition(":")[0]
-    if module not in allowed:
-        because = "it is Python code, and a file that others may have written does not make this "
-        because += "host run code"
-        raise BadValue("model", name, remedy or f"with --allow-code {module}", because)
+    module = module_of(name)
+    if module not in (*allowed, *os.environ.get(ALLOWED, "").split(",")):
+        because = "it is Python code, which a file alone does not make this host run"
+        valid = remedy or f"with --allow-code {module}, or {ALLOWED}={module}"
+        raise BadValue("model", name, valid, because)
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -58,7 +58,7 @@ def architecture_of(experiment: Experiment, problem: Problem) -> Architecture:
     shape, classes = tuple(raw.shape[1:]), len(problem.class_names)
     made = partial(Architecture, input_shape=shape, classes=classes)
     if "model" not in experiment.from_python:
-        return made(model=experiment.model, options=experiment.model_options)
+        return problems.architecture_of(experiment, shape, classes)
     given = getattr(problem.model, "args", (None,))[0]
     home, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
     if home in ("", "__main__") or not name.isidentifier() or isinstance(given, nn.Module):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from parley.data.preparation import AS_IS, Preparation
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
+from parley.models.architecture import Architecture
+from parley.models.user import check_allowed
 from parley.schedule import Own
 
 
@@ -50,8 +52,19 @@ class Problem:
 def builder(
     experiment: Experiment, shape: tuple[int, ...], classes: int
 ) -> Callable[[], nn.Module]:
-    """Builds the simulated network that the experiment names."""
-    return partial(models.build, experiment.model, shape, classes, **experiment.model_options)
+    """Builds the network that the experiment names; a user's own only if this host allows it."""
+    return architecture_of(experiment, shape, classes).build
+
+
+def architecture_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Architecture:
+    """How the network that the experiment names is built."""
+    kind: Literal["name", "code"] = "code" if models.is_code(experiment.model) else "name"
+    if kind == "code":
+        check_allowed(experiment.model)
+    options = experiment.model_options
+    return Architecture(
+        model=experiment.model, kind=kind, options=options, input_shape=shape, classes=classes
+    )
 
 
 def topology_of(experiment: Experiment) -> Topology:

@@ -23,7 +23,7 @@ from tests.processes import PATIENCE, nothing_left, processes_of, recorded, reco
 
 SMALL: dict[str, Any] = {
     "algorithm": "ngc", "agents": 4, "epochs": 12, "gossip_rounds": 1, "partition": "iid",
-    "patience": 60,
+    "patience": 60, "engine": "stacked",
 }  # fmt: skip
 
 

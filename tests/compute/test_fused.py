@@ -25,10 +25,10 @@ from parley.models import EvoNorm
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _built(tmp_path_factory):
+def _built(cache_of_all):
     """One build for all tests of this file: the cache of a test lives as long as the session."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARLEY_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("PARLEY_CACHE", str(cache_of_all))
         why = kernels.reason()
         if "no C compiler" in why or "is off" in why:
             pytest.skip(why)

@@ -182,15 +182,16 @@ def joined(store: Path, rank: int, world: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def spread_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Path]]]:
+def spread_out(
+    tmp_path_factory: pytest.TempPathFactory, cache_of_all: Path
+) -> Iterator[Callable[[str], list[Path]]]:
     """The files of a placement's workers, once they are done."""
     folder = tmp_path_factory.mktemp("placements")
-    cache = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARLEY_CACHE", str(cache))
+        patch.setenv("PARLEY_CACHE", str(cache_of_all))
         kernels.available()  # built once, not by every worker
     workers = {
-        name: [process(work, name, rank, folder, cache) for rank in range(world)]
+        name: [process(work, name, rank, folder, cache_of_all) for rank in range(world)]
         for name, world in zip(PLACEMENTS, (3, LARGEST), strict=True)
     }
 
