@@ -345,6 +345,20 @@ def test_the_benchmarks_tables_are_those_of_the_records() -> None:
     assert (ROOT / "docs" / "benchmarks-table.md").read_text(encoding="utf-8") == made
 
 
+def test_the_table_of_one_core_is_that_of_the_records() -> None:
+    folder, page = ROOT / "benchmarks", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    gradients = json.loads((folder / "gradients-avx2.json").read_text("utf-8"))["results"]
+    steps = json.loads((folder / "steps-busy.json").read_text("utf-8"))["cases"]
+    printed = page.partition("| gradient | step |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(printed) == len(gradients) >= 5
+    for line, row in zip(printed, gradients, strict=True):
+        case, fused = steps.get(f"{row['model']}/10/ngc1"), row["fused"]
+        step = f"{case['ratios']['processor time']['median']:.1f}" if case else ""
+        numbers = [f"{fused['speedup']:.1f}", step, f"{fused['ms'] / row['limit_ms']:.2f}"]
+        numbers += [f"{row['use']['ms'] / fused['ms']:.2f}"]
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == numbers
+
+
 def test_no_instruction_uses_a_rendezvous_that_unpickles() -> None:
     """torchrun's c10d backend runs whatever a stranger writes into its store."""
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").iterdir(), ROOT / "README.md"]
