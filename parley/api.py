@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, overload
 import networkx as nx
 from torch import Tensor, nn
 
-from parley import data as datasets
 from parley import graphs as topologies
 from parley import models
 from parley.algorithms import Algorithm
 from parley.cluster import launch
 from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Watcher
-from parley.compute.task import Loss, Task, cross_entropy
+from parley.compute.losses import AUTO
+from parley.compute.task import Loss, Task
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
@@ -33,6 +33,7 @@ from parley.training import given
 from parley.training import problem as problems
 from parley.training.events import Event
 from parley.training.record import Record
+from parley.training.scoring import Function
 from parley.watch import trackers
 from parley.watch.log import LOG, console, show
 from parley.watch.progress import TrainingProgress
@@ -121,7 +122,9 @@ def train(
     algorithm: str | Algorithm = "ngc",
     *,
     test: Any = None,
-    loss: Loss = cross_entropy,
+    loss: str | Loss = AUTO,
+    metrics: str | Sequence[str | Function] = (),
+    allow_code: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -135,9 +138,16 @@ def train(
 
     `model` is a name, an `nn.Module`, or a callable that returns one. `data` is a name,
     or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
-    such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. `loss` returns one value per sample or their mean, like those of
-    torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
+    such pairs; `test` is then a dataset of the same kind, or a list with one for each agent (None
+    for one that has none), without which every agent is measured on the training data of all.
+
+    `task` says what is learned (``"classification"``, ``"regression"``, …). `loss` is a name, or a
+    function that returns one value per sample or their mean, like those of torch.nn. `metrics` are
+    names (``"f1,auroc"``) and functions of (outputs, targets) that return a number; one whose
+    attribute ``higher_is_better`` is False is better when it is lower. A name like
+    ``"module:function"`` is imported if `allow_code` lists its module.
+
+    Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
 
     `on_epoch` is called with the number of epochs made, after each of them, and `on_record` with
@@ -161,11 +171,10 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
-    if not callable(loss):
-        raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
     logged = trackers.parse(log)
     if logged and out is None:
         raise BadValue("log", ",".join(logged), "only together with out, the folder to write to")
+    scored, of_task = given.scored(loss, metrics, options)
     own_data = None if isinstance(data, str) else given.own_samples(data, options)
     if own_data is None and test is not None:
         raise BadValue("test", type(test).__name__, "only together with your own data")
@@ -175,7 +184,7 @@ def train(
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
     own = {"model": not isinstance(model, str), "data": own_data is not None}
-    own["loss"] = loss is not cross_entropy
+    own |= dict.fromkeys(of_task, True)
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
     options |= dict.fromkeys(schedules, OWN)
     own |= dict.fromkeys(schedules, True)
@@ -193,10 +202,10 @@ def train(
     build = None if isinstance(model, str) else given.builder_of(model)
     load: Load
     if own_data is None:
-        load = partial(given.problem_of_named_data, graph, build, loss)
+        load = partial(given.problem_of_named_data, graph, build, scored, allow_code)
     else:
-        tested = datasets.joined(own_data) if test is None else given.held_out(test, own_data[0])
-        load = partial(given.problem_of_own_data, graph, build, loss, own_data, tested)
+        tests = given.test_sets(test, own_data, experiment.task)
+        load = partial(given.problem_of_own_data, graph, build, scored, allow_code, own_data, tests)
     if schedules:
         load = partial(given.with_schedules, load, schedules)
 

@@ -9,12 +9,13 @@ import typer
 from pydantic.fields import FieldInfo
 
 from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
+from parley.code import is_code, module_of
 from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
 
 WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
 MEASURED, CARRIED_OUT = "What is measured", "How it is run"
-PANELS = dict.fromkeys(("evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
+PANELS = dict.fromkeys(("metrics", "evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
 PANELS |= dict.fromkeys(HOW, CARRIED_OUT)
 
 
@@ -145,6 +146,13 @@ def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
         because = f"its {what} came from Python and cannot be stored in a file"
         raise BadValue("experiment", str(file), valid, because)
     return options
+
+
+def code_in(given: dict[str, Any]) -> list[str]:
+    """The modules of the functions that flags name: whoever types them allows them."""
+    names = [str(given.get("loss", "")), *str(given.get("metrics", "")).split(",")]
+    bare = [name.strip().removesuffix(":lower").removesuffix(":higher") for name in names]
+    return [module_of(name) for name in bare if is_code(name)]
 
 
 def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:

@@ -79,7 +79,7 @@ def join(
         TrainingProgress(experiment, True) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
-        load = partial(problem, places=part.data)
+        load = partial(problem, places=part.data, allow_code=part.allow_code)
         outcome = peers.join(group, experiment, me, keys, load, out, resume, watch, listen=listen)
     if json_:
         print(json.dumps(outcome.summary))

@@ -40,6 +40,14 @@ Log = Annotated[
         show_default=False,
     ),
 ]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module of your own from which the experiment may name functions; may be repeated.",
+        metavar="MODULE",
+        show_default=False,
+    ),
+]
 File = Annotated[
     Path | None,
     typer.Argument(

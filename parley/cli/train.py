@@ -8,14 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from parley.cli.flags import given_options, takes_experiment, with_file
-from parley.cli.options import File, Json, Log, Out, Resume, output_folder
+from parley.cli.flags import code_in, given_options, takes_experiment, with_file
+from parley.cli.options import AllowCode, File, Json, Log, Out, Resume, output_folder
 from parley.cli.screen import heading, pairs, screen, stoppable
 from parley.cluster import launch
 from parley.cluster.host import Host
 from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
 from parley.experiment import Experiment
+from parley.measures import of_options
 from parley.results.table import Table
 from parley.training.problem import problem
 from parley.watch import trackers
@@ -69,6 +70,7 @@ def train(
     host: HostFile = None,
     agents_here: AgentsHere = None,
     data_here: DataHere = None,
+    allow_code: AllowCode = None,
     **flags: Any,
 ) -> None:
     """Train one model among peers.
@@ -80,8 +82,9 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
-    experiment = Experiment.of(**with_file(file, given_options(flags)))
-    part = Host.of(host, agents_here, data_here or ())
+    given = given_options(flags)
+    experiment = Experiment.of(**with_file(file, given))
+    part = Host.of(host, agents_here, data_here or (), [*(allow_code or ()), *code_in(given)])
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
@@ -91,7 +94,7 @@ def train(
         TrainingProgress(experiment, is_first()) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
-        load = partial(problem, places=part.data)
+        load = partial(problem, places=part.data, allow_code=part.allow_code)
         outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
         return
@@ -132,11 +135,20 @@ def _early_end(done: dict[str, Any]) -> dict[str, str]:
 
 def summary_table(done: dict[str, Any]) -> Table:
     """The results of a run."""
-    lines = {
-        "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
-        "accuracy, own models": f"{done['accuracy_own']:.2%} "
-        f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
-        "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+    lines: dict[str, Any] = {}
+    for measure in of_options(done):
+        share = measure.share
+        means, own, after, low, high = (
+            _said(done.get(measure.field(form)), share)
+            for form in ("mean_model", "own", "after_gossip", "own_min", "own_max")
+        )
+        title = measure.title
+        lines |= {
+            f"{title}, averaged model": means,
+            f"{title}, own models": f"{own} ({low} to {high})",
+            f"{title}, own models after gossip": after,
+        }
+    lines |= {
         **_absent(done),
         **_part_of_test_samples(done),
         **_early_end(done),
@@ -150,3 +162,9 @@ def summary_table(done: dict[str, Any]) -> Table:
         "written to": done["out"],
     }
     return pairs({name: str(value) for name, value in lines.items()})
+
+
+def _said(value: float | None, share: bool) -> str:
+    if value is None:
+        return "not defined"
+    return f"{value:.2%}" if share else f"{value:.4g}"

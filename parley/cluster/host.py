@@ -34,6 +34,8 @@ class Host(BaseModel):
     """Agents that live here; by default those in `data`, or a share of the unclaimed ones."""
     data: dict[int, str] = {}
     """For each agent here a folder, a hub ID owner/name, or module:function."""
+    allow_code: tuple[str, ...] = ()
+    """Modules of this host's own from which the experiment may name functions."""
 
     @field_validator("agents")
     @classmethod
@@ -42,7 +44,11 @@ class Host(BaseModel):
 
     @classmethod
     def of(
-        cls, file: Path | None = None, agents: str | None = None, data: Sequence[str] = ()
+        cls,
+        file: Path | None = None,
+        agents: str | None = None,
+        data: Sequence[str] = (),
+        allow_code: Sequence[str] = (),
     ) -> "Host":
         """From a file and overriding flags: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
         given = read_file(file) if file else {}
@@ -59,6 +65,8 @@ class Host(BaseModel):
             places[number] = place
         if places:
             given["data"] = {**given.get("data", {}), **places}
+        if allow_code:
+            given["allow_code"] = [*given.get("allow_code", ()), *allow_code]
         try:
             return cls(**given)
         except ValidationError as error:

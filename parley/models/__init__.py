@@ -58,7 +58,8 @@ TEXT = ("bert-mini", "distilbert", "hf")
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
-    """A new model, with its initial weights drawn from torch's global generator.
+    """A new model, with its initial weights drawn from torch's global generator. `classes` is the
+    number of its outputs, whatever the task.
 
     >>> build("mlp", (1, 8, 8), 10, hiden=32)
     Traceback (most recent call last):
@@ -72,8 +73,6 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
             raise BadValue("model", option, listed, because=f"{name} has no such option")
     if any(size < 1 for size in input_shape):
         raise BadValue("data", input_shape, "inputs with no axis of length 0")
-    if classes < 2:
-        raise BadValue("data", classes, "at least 2 classes")
     return builder(tuple(input_shape), classes, *source, **values)
 
 

@@ -3,16 +3,24 @@
 Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
 """
 
+import math
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from parley.compute.engine import Engine, Score
+from parley.compute.engine import Engine
 from parley.data import Batch, Samples, Transform
 from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
+from parley.training.scoring import Function, Tally, figures, scorers
 from parley.wire.transport import Transport
+
+CHUNK = 512
+"""Samples that are evaluated at once."""
+MOST_OUTPUTS = 1 << 24
+"""Numbers that a model may give for them; where it gives more, fewer are evaluated at once."""
 
 
 class TestSet:
@@ -21,28 +29,64 @@ class TestSet:
     __test__ = False  # not a test for pytest
 
     def __init__(
-        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+        self,
+        samples: Samples,
+        transform: Transform,
+        engine: Engine,
+        transport: Transport,
+        sizes: Sequence[int] = (),
+        functions: Mapping[str, Function] | None = None,
     ) -> None:
+        """`sizes` are the numbers of samples of each hosted agent, where they have their own."""
         self.engine = engine
         self.transport = transport
-        device = engine.task.start().device
-        self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
+        task = engine.task
+        device = task.start().device
+        self.inputs = transform.normalise(samples.inputs, task.dtype).to(device)
         self.targets = samples.targets.to(device)
         self.count = len(samples)
         """The number of samples that every model is tested on."""
+        self.sizes = tuple(sizes)
+        self.scorers = scorers(task.goal, task.scores, functions)
+        self.pooled = any(scorer.pooled for scorer in self.scorers)
+        """Whether some metric needs all predictions in one place."""
+        self.chunk = max(1, min(CHUNK, MOST_OUTPUTS // max(1, task.answer_size)))
 
-    def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy of a model that every process has."""
-        return self.engine.evaluate(x_D, self.inputs, self.targets)
+    def score(self, x_D: Tensor) -> list[float]:
+        """Loss and metrics of a model that every process has."""
+        return self._of(x_D, slice(None))
 
-    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+    def scores(self, x_AD: Tensor) -> Tensor:
+        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
+        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
+
+    def _of(self, x_D: Tensor, part: slice) -> list[float]:
+        """Loss and metrics on some of the samples that are here."""
+        targets = self.targets[part]
+        if not len(targets):
+            return [math.nan] * (1 + len(self.scorers))
+        tally = self._tally(x_D, part)
+        outputs = torch.cat(tally.kept) if tally.kept else torch.empty(0)
+        return figures(self.scorers, tally.numbers(), len(targets), outputs, targets.cpu())
+
+    def _tally(self, x_D: Tensor, part: slice = slice(None)) -> Tally:
+        tally = Tally(self.scorers)
+        both = (self.inputs[part].split(self.chunk), self.targets[part].split(self.chunk))
+        for inputs, targets in zip(*both, strict=True):
+            if len(targets):
+                outputs = self.engine.predict(x_D, inputs)
+                loss = float(self.engine.task.per_sample(outputs, targets).sum())
+                tally.add(loss, outputs, targets)
+        return tally
+
+    def confusion(self, x_D: Tensor, classes: int) -> Tensor:
         """The confusion matrix: samples of each class (row) by predicted class (column).
 
         A model with more outputs than classes has one extra column for all other predictions.
         """
-        columns = self.columns(classes)
-        parts = self.inputs.split(chunk)
-        answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
+        columns, goal = self.columns(classes), self.engine.task.goal
+        parts = self.inputs.split(self.chunk)
+        answers = torch.cat([goal.answers(self.engine.predict(x_D, part)) for part in parts])
         cells = self.targets * columns + answers.clamp(max=columns - 1)
         return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
 
@@ -50,51 +94,110 @@ class TestSet:
         """The number of columns of the confusion matrix."""
         return classes + (self.engine.task.scores > classes)
 
-    def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
-        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
-
 
 class OwnTestSets(TestSet):
     """Held-out samples that stay with their agents: every model goes to all of them in turn.
 
-    The scores are those on all samples together, as if they were in one place.
+    The scores are those on all samples together, as if they were in one place. Most metrics add up,
+    so that workers tell each other sums. For those that do not, such as AUROC, they tell each other
+    the outputs and targets of their test samples, but never inputs.
     """
 
     def __init__(
-        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+        self,
+        samples: Samples,
+        transform: Transform,
+        engine: Engine,
+        transport: Transport,
+        sizes: Sequence[int] = (),
+        functions: Mapping[str, Function] | None = None,
+        each: bool = True,
     ) -> None:
-        super().__init__(samples, transform, engine, transport)
+        """`each`: whether every hosted agent has its own samples, not one of them those of all."""
+        super().__init__(samples, transform, engine, transport, sizes, functions)
         self.count = int(transport.sum(torch.tensor(len(samples))))
         if not self.count:
             valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
+        self.places = torch.zeros(0, dtype=torch.int64)
+        """Where the samples of this worker are among all, in the order of the agents."""
+        self._all_targets: Tensor | None = None
+        self._each = each
+        self.size_N = torch.zeros(0, dtype=torch.int64)
+        """How many samples each agent has."""
+        if self.sizes:
+            self.size_N = transport.gather(torch.tensor(self.sizes))
+            start_N = self.size_N.cumsum(0) - self.size_N
+            self.places = torch.cat(
+                [
+                    torch.arange(size) + int(start_N[agent])
+                    for agent, size in zip(transport.placement.agents, self.sizes, strict=True)
+                ]
+            )
 
-    def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy on the samples of all agents."""
-        return Score(*(self.transport.sum(self._sums(x_D)) / self.count).tolist())
+    def score(self, x_D: Tensor) -> list[float]:
+        """Loss and metrics on the samples of all agents."""
+        tally = self._tally(x_D)
+        return self._together(self.transport.sum(tally.numbers()), self._pooled(tally))
 
     def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
+        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
         row = self.transport.placement.row
-        sums_N = [
-            self._sums(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
+        tallies = [
+            self._tally(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
             for agent in range(self.transport.topology.agents)
         ]
-        scores_N = self.transport.sum(torch.stack(sums_N)) / self.count
-        return scores_N[list(self.transport.placement.agents)]
+        numbers_N = self.transport.sum(torch.stack([tally.numbers() for tally in tallies]))
+        found = []
+        for agent, tally in enumerate(tallies):
+            outputs = self._pooled(tally)
+            if agent in row:
+                found.append(self._together(numbers_N[agent], outputs))
+        return torch.tensor(found, dtype=torch.float64)
 
-    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+    def personal(self, x_AD: Tensor, mean_D: Tensor) -> Tensor:
+        """Loss and metrics of each hosted agent's model, and of the averaged one, on that agent's
+        own samples: ``float64[A, 2, 1 + M]``; NaN for an agent that has none."""
+        if not self._each:
+            return torch.full((len(x_AD), 2, 1 + len(self.scorers)), math.nan, dtype=torch.float64)
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
+        found = [
+            [self._of(x_D, part), self._of(mean_D, part)]
+            for x_D, part in zip(x_AD, parts, strict=True)
+        ]
+        return torch.tensor(found, dtype=torch.float64)
+
+    def confusion(self, x_D: Tensor, classes: int) -> Tensor:
         """The confusion matrix over the samples of all agents."""
         cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
-            cells = super().confusion(x_D, classes, chunk).cpu()
+            cells = super().confusion(x_D, classes).cpu()
         return self.transport.sum(cells)
 
-    def _sums(self, x_D: Tensor) -> Tensor:
-        here = len(self.targets)
-        score = super().score(x_D) if here else (0.0, 0.0)
-        return torch.tensor(score, dtype=torch.float64) * here
+    def _together(self, numbers: Tensor, outputs: Tensor) -> list[float]:
+        targets = self.targets[:0].cpu()
+        if self.pooled:
+            if self._all_targets is None:
+                raise RuntimeError("targets are pooled with the first outputs")
+            targets = self._all_targets
+        return figures(self.scorers, numbers, self.count, outputs, targets)
+
+    def _pooled(self, tally: Tally) -> Tensor:
+        """The outputs for all agents' samples, in the order of the agents, on every worker."""
+        if not self.pooled:
+            return torch.empty(0)
+        if self._all_targets is None:
+            self._all_targets = self._spread(self.targets.cpu(), self.targets.shape[1:])
+        shape, dtype = self.engine.task.answer_shape, self.engine.task.dtype
+        here = torch.cat(tally.kept) if tally.kept else torch.zeros(0, *shape, dtype=dtype)
+        return self._spread(here, torch.Size(shape))
+
+    def _spread(self, here: Tensor, shape: torch.Size) -> Tensor:
+        # Every worker fills in its own rows, and the sum has them all.
+        everywhere = torch.zeros(self.count, *shape, dtype=here.dtype)
+        everywhere[self.places] = here
+        return self.transport.sum(everywhere)
 
 
 def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from parley.compute.threads import usable_cores
 from parley.data import Batches
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
+from parley.measures import PERSONAL
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.stopping import Callbacks, parse_stop
 from parley.training import metrics
@@ -99,8 +100,15 @@ class Run:
         self.engine = self._choose_engine()
         self.meter = Meter()
         self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
-        make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
-        self.test = make(problem.test, problem.transform, self.engine, transport)
+        tested = (problem.test, problem.transform, self.engine, transport)
+        self.own_tests: metrics.OwnTestSets | None = None
+        """The agents' own test samples, where they have them."""
+        self.test: metrics.TestSet
+        if problem.test_is_shared:
+            self.test = metrics.TestSet(*tested, functions=problem.functions)
+        else:
+            parts = problem.test_sizes, problem.functions, problem.test_is_each
+            self.test = self.own_tests = metrics.OwnTestSets(*tested, *parts)
         self.test_samples_absent = (test_samples or self.test.count) - self.test.count
         """Test samples that are missing because their hosts are."""
         if steps_per_epoch is None:
@@ -109,7 +117,7 @@ class Run:
         self.steps_per_epoch = steps_per_epoch
         self.pace = Pace(experiment, steps_per_epoch, problem.lr_decay, problem.gamma_decay)
         self.callbacks = callbacks or Callbacks()
-        self.stop = parse_stop(experiment.stop_when)
+        self.stop = parse_stop(experiment.stop_when, experiment.measures)
         self.stopped = ""
         """Why the run ends before its last epoch, if it does."""
         self.records: list[Record] = []
@@ -280,9 +288,19 @@ class Run:
         epoch = -(-step // self.steps_per_epoch)
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
-    def _reported(self, what: str, values_N: Tensor, most: float = math.inf) -> Tensor:
-        """What agents have reported; NaN for what cannot be, whose sender is named."""
-        bad_N = ~((values_N >= 0) & (values_N <= most))
+    def _reported(
+        self,
+        what: str,
+        values_N: Tensor,
+        most: float = math.inf,
+        least: float = 0.0,
+        unknown: bool = False,
+    ) -> Tensor:
+        """What agents have reported; NaN for what cannot be, whose sender is named. It may be NaN
+        itself if it may be `unknown`."""
+        bad_N = ~((values_N >= least) & (values_N <= most))
+        if unknown:
+            bad_N &= ~values_N.isnan()
         placement, guard = self.transport.placement, self.transport.guard
         if guard is None or not bool(bad_N.any()):
             return values_N
@@ -299,6 +317,52 @@ class Run:
         present = dict(zip(numbers, known, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
 
+    def _measured(self, mean_M: list[float], own_NM: Tensor, gossiped_NM: Tensor) -> dict[str, Any]:
+        """Every metric in all its forms. Row N, column M + 1: metric M of agent N's model."""
+        found: dict[str, Any] = {}
+        for place, measure in enumerate(self.experiment.measures, start=1):
+            a = "an" if measure.name[0] in "aeiou" else "a"
+            what = f"{a} {measure.title}"
+            least = -math.inf if measure.least is None else measure.least
+            limits: dict[str, Any] = {
+                "most": measure.most,
+                "least": least,
+                "unknown": not measure.certain,
+            }
+            own_N = self._reported(what, own_NM[:, place], **limits)
+            gossiped_N = self._reported(f"{what} after gossip", gossiped_NM[:, place], **limits)
+            present_N = _present(own_N)
+            known = len(present_N) > 0
+            after_N = _present(gossiped_N)
+            each = [float(f"{value:.6g}") for value in own_N.tolist()]
+            if measure.share:
+                each = [round(value, 6) for value in own_N.tolist()]
+            found |= {
+                measure.field("mean_model"): None if math.isnan(mean_M[place]) else mean_M[place],
+                measure.field("own"): float(present_N.mean()) if known else None,
+                measure.field("own_min"): float(present_N.min()) if known else None,
+                measure.field("own_max"): float(present_N.max()) if known else None,
+                measure.field("after_gossip"): float(after_N.mean()) if len(after_N) else None,
+                measure.field("agents"): self._by_agent(each),
+            }
+        return found
+
+    def _personal(self, x_AD: Tensor, mean_D: Tensor) -> dict[str, Any]:
+        """How each agent's own model and the averaged one do on that agent's own test samples."""
+        if self.own_tests is None:
+            return {}
+        scores_N2M = self.transport.gather(self.own_tests.personal(x_AD, mean_D))
+        if bool(scores_N2M.isnan().all()):
+            return {}
+        found: dict[str, Any] = {
+            "test_samples_agents": self._by_agent(self.own_tests.size_N.double().tolist())
+        }
+        for place, measure in enumerate(self.experiment.measures, start=1):
+            for column, form in enumerate(PERSONAL):
+                values = [float(f"{value:.6g}") for value in scores_N2M[:, column, place].tolist()]
+                found[measure.field(form)] = self._by_agent(values)
+        return found
+
     def _suspicious(self) -> int:
         """Suspicious messages so far, at all workers."""
         guard = self.transport.guard
@@ -309,14 +373,11 @@ class Run:
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         gamma = self.algorithm.gossip_rate
         mean_D = metrics.mean_model(x_AD, transport)
-        loss_N, own_N = transport.gather(self.test.scores(x_AD)).unbind(1)
-        self._check_losses(loss_N)
-        own_N = self._reported("an accuracy", own_N, 1.0)
+        own_NM = transport.gather(self.test.scores(x_AD))
+        self._check_losses(own_NM[:, 0])
         gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
-        gossiped_N = transport.gather(self.test.scores(gossiped_AD))[:, 1]
-        gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
-        present_N = _present(own_N)
-        mean = self.test.score(mean_D)
+        gossiped_NM = transport.gather(self.test.scores(gossiped_AD))
+        mean_M = self.test.score(mean_D)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
@@ -328,23 +389,20 @@ class Run:
             for kind, value in transport.sent.items()
         }
         samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
-        record: Record = {
+        found: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "lr": lr,
             "test_samples": self.test.count,
-            "loss": mean.loss,
-            "accuracy_mean_model": mean.accuracy,
-            "accuracy_own": float(present_N.mean()),
-            "accuracy_own_min": float(present_N.min()),
-            "accuracy_own_max": float(present_N.max()),
-            "accuracy_after_gossip": float(gossiped_N.mean()),
-            "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
+            "loss": mean_M[0],
+            **self._measured(mean_M, own_NM, gossiped_NM),
             "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
             "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
+            **self._personal(x_AD, mean_D),
         }
+        record = cast(Record, found)
         if trained[1]:  # a round of local steps may be longer than an epoch, which then has none
             record["loss_train"] = float(trained[0] / trained[1])
         if suspicious := self._suspicious():
