@@ -25,13 +25,17 @@ CORES ?= auto
 demo: .venv/demo
 	$(BIN)/parley demo
 
+# Groups of tests, and which come first, are in tests/conftest.py. Bytecode is kept whatever the
+# environment says, or every process that a test starts would compile the whole package again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(CORES) --dist loadgroup
+
 # The fast half: nothing that starts hosts, kills processes, opens a browser or runs all of the docs.
 check: .venv/installed
-	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 # Everything. A file's tests stay together: many share what their first one has made.
 test: .venv/installed
-	$(BIN)/python -m pytest -n $(CORES) --dist loadgroup
+	$(PYTEST)
 
 # The fast half on every available Python, pyenv's included, each with its own environment.
 test-pythons:

@@ -133,6 +133,10 @@ class _Child:
 
         return self._timed(make)
 
+    def processor(self) -> float:
+        """Seconds of processor time that this process has used."""
+        return time.process_time()
+
     def models(self) -> np.ndarray:
         return self._loaded().models().numpy()
 

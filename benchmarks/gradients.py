@@ -4,8 +4,9 @@
 
 The textbook is what one writes first: an `nn.Module` per agent, a loop, autograd. The limit is the
 gradient's floating-point operations at this machine's measured rate of matrix products. Repeats
-are interleaved, and times are the thread's own processor time for one gradient, in milliseconds, so
-that other work on the machine counts for little.
+are interleaved; `use` is a forward pass of the compiled kernels, as in evaluation. Times are the
+thread's own processor time for one batch, in milliseconds, so that other work on the machine counts
+for little.
 """
 
 import argparse
@@ -103,7 +104,9 @@ def measure(name: str, size: int, seconds: float) -> dict[str, Any]:
     contestants: dict[str, Callable[[], object]] = {"textbook": reference.run}
     reference.run()
     g_AD = reference.gradients()
-    for engine_name in engines.ENGINES:
+    for engine_name, (_, unfit) in engines.ENGINES.items():
+        if unfit(task, SHAPES[name]):
+            continue
         try:
             made = engines.build(engine_name, task)
         except BadValue:  # not for this model, or not on this machine
@@ -113,6 +116,8 @@ def measure(name: str, size: int, seconds: float) -> dict[str, Any]:
         error = float((made.gradients(x_AD, batch, rows, rows)[1] - g_AD).norm() / g_AD.norm())
         assert error < 1e-2, f"{engine_name} differs from the textbook by {error:.1e}"
         contestants[engine_name] = partial(made.gradients, x_AD, batch, rows, rows)
+        if engine_name == "fused":
+            contestants["use"] = partial(made.predict, x_AD[0], batch.inputs.flatten(0, 1))
     square = torch.randn(GEMM, GEMM)
     contestants["gemm"] = lambda: square @ square
 
@@ -136,7 +141,7 @@ def measure(name: str, size: int, seconds: float) -> dict[str, Any]:
         low, middle, high = quantiles([v / AGENTS for v in values], n=4)
         result[contestant] = {"ms": middle, "quartiles": [low, high]}
     # Ratios of neighbours in time, then their median: robust to a machine that others use too.
-    for contestant in times.keys() - {"textbook"}:
+    for contestant in times.keys() - {"textbook", "use"}:
         pairs = zip(times["textbook"], times[contestant], strict=True)
         result[contestant]["speedup"] = median(a / b for a, b in pairs)
     return result
@@ -155,6 +160,7 @@ def describe() -> dict[str, Any]:
         "processor": processor,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
         "kernels": available or kernels.reason(),
         "kernels_start_s": time.perf_counter() - start,
     }
@@ -170,7 +176,7 @@ def main() -> None:
     torch.set_num_threads(1)
     machine = describe()
     print(", ".join(f"{k} {v}" for k, v in machine.items()))
-    names = ["textbook", *engines.ENGINES]
+    names = ["textbook", *engines.ENGINES, "use"]
     print(f"{'model':10}{'batch':>6}", *(f"{n:>18}" for n in names), f"{'limit':>9}", "  ms")
     results = []
     for model in options.models:
@@ -179,9 +185,7 @@ def main() -> None:
             results.append(row)
             cells = []
             for name in names:
-                ratio = (
-                    f" ({row[name]['speedup']:.1f}x)" if name != "textbook" and name in row else ""
-                )
+                ratio = f" ({row[name]['speedup']:.1f}x)" if "speedup" in row.get(name, ()) else ""
                 cells.append(f"{row[name]['ms']:.3f}{ratio}" if name in row else "-")
             print(
                 f"{model:10}{size:6}",
@@ -189,9 +193,10 @@ def main() -> None:
                 f"{row['limit_ms']:9.3f}",
                 flush=True,
             )
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+            if options.json:  # at once: an interruption loses nothing
+                options.json.parent.mkdir(parents=True, exist_ok=True)
+                record = {"machine": machine, "results": results}
+                options.json.write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ SIGN_TOLERANCE = 5e-2
 changes its sign, and by then a few have."""
 
 FAMILIES = ("textbook", "one process each", "parley")
+ALONE = ("textbook, 1 thread", "parley, 1 worker")
+"""One core against one core: their processor time can be compared on a machine that is busy."""
 MEMORY_CASES = (
     Case("dpsgd", "cnn5", 20),
     Case("dpsgd", "mlp", 20, hidden=512),
@@ -167,13 +169,16 @@ def measure(
 
     for name, contestant in contestants.items():
         found[name]["steps"] = _turn(case, contestant.seconds("steps", 1), turn_seconds)
-        found[name]["seconds"] = []
+        found[name]["seconds"], found[name]["processor"] = [], []
     for repeat in range(repeats):
         names = list(contestants)
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
             n = found[name]["steps"]
+            before = sum(contestants[name].ask("processor"))
             found[name]["seconds"].append(contestants[name].seconds("steps", n) / n)
+            spent = sum(contestants[name].ask("processor")) - before
+            found[name]["processor"].append(spent / n)
     for entry in found.values():
         entry |= _spread(entry["seconds"])
 
@@ -250,6 +255,10 @@ def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
             paired = [a / b for a, b in zip(theirs, ours, strict=True)]
             of = [best[family], best["parley"]]
             ratios[f"{family} / parley"] = {"of": of, **_spread(paired)}
+    if all(name in found for name in ALONE):
+        theirs, ours = (found[name]["processor"] for name in ALONE)
+        paired = [a / b for a, b in zip(theirs, ours, strict=True)]
+        ratios["processor time"] = {"of": [*ALONE], **_spread(paired)}
     return ratios
 
 

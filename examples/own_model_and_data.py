@@ -15,7 +15,7 @@ HOSPITALS, FEATURES, DISEASES = 3, 8, 3
 
 
 class Diagnosis(nn.Module):
-    """From measurements to diseases. GroupNorm or LayerNorm are fine, BatchNorm is refused."""
+    """From measurements to diseases. Any nn.Module will do."""
 
     def __init__(self) -> None:
         super().__init__()

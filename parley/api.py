@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import networkx as nx
+import torch
 from torch import Tensor, nn
 
 from parley import graphs as topologies
 from parley import models
-from parley.algorithms import Algorithm
+from parley.algorithms import Algorithm, Kind
 from parley.cluster import launch
 from parley.cluster.rank import is_first
-from parley.cluster.worker import Load, Watcher
+from parley.cluster.worker import Load, Outcome, Watcher
+from parley.code import allow_named
 from parley.compute.losses import AUTO
 from parley.compute.task import Loss, Task
 from parley.compute.threads import usable_cores
@@ -27,7 +29,7 @@ from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
 from parley.stopping import Callbacks, OnEpoch, OnRecord
-from parley.store import checkpoint
+from parley.store import checkpoint, outputs
 from parley.store.folder import fresh_name
 from parley.training import given
 from parley.training import problem as problems
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from parley.results.group import Group
     from parley.results.pictures import Picture
     from parley.results.read import RecordedRun
+    from parley.store.using import Answer
 
 
 class _Shown(ABC):
@@ -89,14 +92,18 @@ class Result(_Shown):
     """Every agent's parameters, one row each."""
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Graph and holdings (``agents``) and the ``confusion`` of the best and the worst agent."""
+    models_NE: Tensor | None = None
+    """The same as `x_ND`, with the running statistics of each model (BatchNorm's) behind them."""
+    mean_E: Tensor | None = None
+    """The average of all models, with the running statistics that it needs."""
 
-    def model(self) -> nn.Module:
-        """The average of all agents' models."""
-        return self.task.module(self.x_ND.double().mean(0).to(self.x_ND.dtype))
-
-    def agent_model(self, agent: int) -> nn.Module:
-        """One agent's own model."""
-        return self.task.module(self.x_ND[agent])
+    def model(self, agent: int | None = None) -> nn.Module:
+        """The average of all agents' models, or one agent's own."""
+        if agent is None and self.mean_E is not None:
+            return self.task.module(self.mean_E)
+        return self.task.module(
+            _chosen(self.x_ND if self.models_NE is None else self.models_NE, agent)
+        )
 
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import Group
@@ -124,7 +131,6 @@ def train(
     test: Any = None,
     loss: str | Loss = AUTO,
     metrics: str | Sequence[str | Function] = (),
-    allow_code: Sequence[str] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -136,16 +142,16 @@ def train(
 ) -> Result:
     """Trains one model among peers; every field of `Experiment` may be given as an option.
 
-    `model` is a name, an `nn.Module`, or a callable that returns one. `data` is a name,
-    or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset of
-    such pairs; `test` is then a dataset of the same kind, or a list with one for each agent (None
-    for one that has none), without which every agent is measured on the training data of all.
+    `model` is a name, ``module:function``, an `nn.Module`, or a callable that returns one. `data`
+    is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset
+    of such pairs; `test` is then a dataset of the same kind, or a list with one for each agent
+    (None for one that has none), without which every agent is measured on the training data of all.
 
-    `task` says what is learned (``"classification"``, ``"regression"``, …). `loss` is a name, or a
-    function that returns one value per sample or their mean, like those of torch.nn. `metrics` are
-    names (``"f1,auroc"``) and functions of (outputs, targets) that return a number; one whose
-    attribute ``higher_is_better`` is False is better when it is lower. A name like
-    ``"module:function"`` is imported if `allow_code` lists its module.
+    `task` says what is learned (``"classification"``, ``"regression"``, …). `loss` is a name,
+    ``module:function``, or a function that returns one value per sample or their mean, like those
+    of torch.nn. `metrics` are names (``"f1,auroc"``), ``module:function``, and functions of
+    (outputs, targets) that return a number; one whose attribute ``higher_is_better`` is False is
+    better when it is lower.
 
     Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
@@ -183,6 +189,7 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
+    allow_named({"model": model})  # the program itself has named it
     own = {"model": not isinstance(model, str), "data": own_data is not None}
     own |= dict.fromkeys(of_task, True)
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
@@ -202,10 +209,10 @@ def train(
     build = None if isinstance(model, str) else given.builder_of(model)
     load: Load
     if own_data is None:
-        load = partial(given.problem_of_named_data, graph, build, scored, allow_code)
+        load = partial(given.problem_of_named_data, graph, build, scored)
     else:
         tests = given.test_sets(test, own_data, experiment.task)
-        load = partial(given.problem_of_own_data, graph, build, scored, allow_code, own_data, tests)
+        load = partial(given.problem_of_own_data, graph, build, scored, own_data, tests)
     if schedules:
         load = partial(given.with_schedules, load, schedules)
 
@@ -221,11 +228,24 @@ def train(
         where = Path(out) if out else None
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             callbacks = Callbacks(on_epoch, on_record)
-            outcome = launch.execute(experiment, load, where, resume, tell, callbacks=callbacks)
-    if outcome is None:
-        raise SystemExit(0)  # a worker other than the first has nothing to return
+            outcome = launch.execute(
+                experiment, load, where, resume, tell, callbacks=callbacks, everywhere=True
+            )
+    assert outcome is not None
+    return result_of(experiment, outcome)
+
+
+def result_of(experiment: Experiment, outcome: Outcome) -> Result:
+    """What a program gets."""
     return Result(
-        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
+        experiment,
+        outcome.records,
+        outcome.summary,
+        outcome.task,
+        outcome.x_ND,
+        outcome.about,
+        outcome.models_NE,
+        outcome.mean_E,
     )
 
 
@@ -247,31 +267,57 @@ class LoadedRun(_Shown):
 
     def parameters(self) -> Tensor:
         """Every agent's parameters in the newest complete checkpoint, one row each."""
+        x_ND: Tensor = self._checkpoint().state
+        return x_ND
+
+    def _checkpoint(self) -> checkpoint.Loaded:
         found = checkpoint.models(self.path, range(self.experiment.agents))
         if found is None:
             because = "it has no checkpoint with the models of all agents"
             raise BadValue(
                 "folder", str(self.path), "the folder of a run that has completed an epoch", because
             )
-        x_ND: Tensor = found.state
-        return x_ND
+        return found
 
-    def model(self, build: nn.Module | Callable[[], nn.Module] | None = None) -> nn.Module:
-        """The average of all agents' models in the newest complete checkpoint.
-
-        If the run trained your own model, `build` is that model or a function that returns it.
-        """
-        x_ND = self.parameters()
-        return self._task(build, x_ND).module(x_ND.double().mean(0).to(x_ND.dtype))
-
-    def agent_model(
-        self, agent: int, build: nn.Module | Callable[[], nn.Module] | None = None
+    def model(
+        self,
+        build: nn.Module | Callable[..., nn.Module] | None = None,
+        *,
+        agent: int | None = None,
+        allow_code: str | Sequence[str] = (),
     ) -> nn.Module:
-        """One agent's own model."""
-        x_ND = self.parameters()
-        return self._task(build, x_ND).module(x_ND[agent])
+        """The average of all agents' models, or one agent's own; of a run that is not complete, as
+        of its newest complete checkpoint.
 
-    def _task(self, build: nn.Module | Callable[[], nn.Module] | None, x_ND: Tensor) -> Task:
+        If the run trained your own model, `build` is that model or a function that returns it. If
+        it was named as ``module:function``, `allow_code` may name the module instead: it is then
+        imported from your own path.
+        """
+        trained = outputs.Trained.read(self.path) if self.summary is not None else None
+        if trained is not None:
+            return trained.module(agent, build, allow_code)
+        found = self._checkpoint()
+        models_NE = found.state if found.b_AS is None else torch.cat([found.state, found.b_AS], 1)
+        return self._task(build, found.state).module(_chosen(models_NE, agent))
+
+    def predict(
+        self,
+        *inputs: str | Path,
+        agent: int | None = None,
+        build: nn.Module | Callable[..., nn.Module] | None = None,
+        allow_code: str | Sequence[str] = (),
+        resize: bool = False,
+    ) -> list[Answer]:
+        """What the model of a complete run says about images, ``.npy`` and ``.npz`` arrays, or
+        texts, as ``parley predict`` prints it."""
+        from parley.store.using import answers
+
+        trained = outputs.found(self.path)
+        names, raw = trained.expected(resize).read([str(one) for one in inputs])
+        module = trained.module(agent, build, allow_code)
+        return answers(module, trained.card, names, raw)
+
+    def _task(self, build: nn.Module | Callable[..., nn.Module] | None, x_ND: Tensor) -> Task:
         experiment = self.experiment
         if build is not None:
             task = Task(given.builder_of(build)(), dtype=x_ND.dtype)
@@ -288,11 +334,20 @@ class LoadedRun(_Shown):
     def _groups(self) -> Sequence[Group]:
         from parley.results.group import group_seeds
 
-        return group_seeds([self.recorded])
+        return group_seeds([self.recorded], self.experiment.algorithm.kind)
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """Reads a run from its folder.
+def _chosen(x_ND: Tensor, agent: int | None) -> Tensor:
+    """One agent's row, or the mean of all."""
+    if agent is None:
+        return x_ND.double().mean(0).to(x_ND.dtype)
+    if not 0 <= agent < len(x_ND):
+        raise BadValue("agent", agent, f"0 to {len(x_ND) - 1}")
+    return x_ND[agent]
+
+
+def load(folder: str | Path, algorithm: Algorithm | type[Algorithm] | None = None) -> LoadedRun:
+    """Reads a run from its folder. If it used an algorithm of your own, pass that as `algorithm`.
 
     >>> import tempfile, torch
     >>> out = Path(tempfile.mkdtemp()) / "run"
@@ -308,9 +363,11 @@ def load(folder: str | Path) -> LoadedRun:
 
     path = Path(folder)
     found = read_run(path)
-    [group] = group_seeds([found])
+    own = algorithm.kind if isinstance(algorithm, Algorithm) else algorithm
+    [group] = group_seeds([found], own)
     if group.experiment is None:
-        valid = "the folder of a run that this version understands"
+        valid = "the folder of a run that this version understands; "
+        valid += "for an algorithm of your own, load(folder, algorithm=its class)"
         raise BadValue("folder", str(path), valid, "; ".join([*found.notes, group.note]))
     return LoadedRun(path, group.experiment, found.records, found.summary, found)
 
@@ -354,8 +411,8 @@ def compare(
 
     `algorithms` are names with options after colons (``"dpsgd,ngc:alpha=0"``), or a list of such
     names and of algorithms; by default the six of the NGC paper. Options of an algorithm apply to
-    every one that has them. Everything is written to `out`, or to a new folder in ``runs/``;
-    `parallel` is the number of runs at a time (default: the number of cores).
+    every one given by name that has them. Everything is written to `out`, or to a new folder in
+    ``runs/``; `parallel` is the number of runs at a time (default: the number of cores).
 
     >>> import tempfile
     >>> found = compare(
@@ -376,7 +433,7 @@ def compare(
     comparison.write(where, todo, rows)
     runs: dict[str, list[LoadedRun]] = {}
     for job in todo:
-        runs.setdefault(job.label, []).append(load(job.out))
+        runs.setdefault(job.label, []).append(load(job.out, job.experiment.algorithm))
     return Comparison(rows, runs, where)
 
 
@@ -431,19 +488,22 @@ def _experiments(
     algorithms: str | Sequence[str | Algorithm], options: dict[str, Any]
 ) -> list[tuple[str, Experiment]]:
     """What to run, by method: its name, and the options after it."""
-    from parley.sweep.compare import experiments_of, parse_algorithms
+    from parley.sweep.compare import check_used, experiments_of, parse_algorithms
 
     common = {name: value for name, value in options.items() if name not in ALGORITHM_OPTIONS}
     chosen: list[tuple[str, Experiment]] = []
+    named: list[Kind] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
             methods = parse_algorithms(one)
             made = experiments_of(methods, options)
             chosen += [(m.key, e) for m, e in zip(methods, made, strict=True)]
+            named += [experiment.algorithm.kind for experiment in made]
         else:
             taken = [key for key, _ in chosen]
             key = one.label if one.name in taken else one.name
             chosen.append((key, Experiment.of(**common, algorithm=one)))
+    check_used(options, named)
     return chosen
 
 

@@ -22,7 +22,7 @@ from parley.algorithms import AS_RUN, Algorithm, Kind, Named
 from parley.code import is_code
 from parley.compute import losses
 from parley.data import partition as partitions
-from parley.data.targets import IGNORED
+from parley.data.targets import CLASSES, IGNORED
 from parley.errors import BadValue, first_error, kind_of, unknown_name, valid_values
 from parley.graphs import MOST_AGENTS, stated_agents
 from parley.reading import SMALL, Unreadable, parse_toml, read_text
@@ -58,9 +58,8 @@ HOW = frozenset(
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
 
-WITH_ONE_CLASS = (measures.CLASSIFICATION, measures.BINARY)
-"""Tasks whose samples have one class each: only they can be split by class."""
 BY_CLASS = ("skew", "dirichlet", "classes")
+"""Partitions that need one class for each sample."""
 
 LENGTH = frozenset({"epochs", "stop_when"})
 """Fields that say how long a run goes on: a run that is resumed may go on for longer."""
@@ -87,7 +86,7 @@ class Experiment(BaseModel):
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
     """Network: logistic, mlp, lenet5, cnn5, vgg11, resnet20, resnet18, mobilenetv2, bert-mini,
-    distilbert, or hf:FOLDER."""
+    distilbert, hf:FOLDER, or your own as module:function."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     task: str = measures.CLASSIFICATION
@@ -152,6 +151,12 @@ class Experiment(BaseModel):
     links: str = ""
     """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
     time that the run would take on it is recorded."""
+    init: str = ""
+    """Weights to start from: a .safetensors file, the folder of a complete run, or hf: and a folder
+    or hub ID. What does not fit the model is listed and starts anew."""
+    buffers: Literal["local", "mixed"] = "local"
+    """Running statistics of BatchNorm layers: local, each agent keeps its own; or mixed, they are
+    averaged with the neighbours' whenever models are, and count as sent."""
     start_agent: int = Field(0, ge=0, lt=MOST_AGENTS)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -211,13 +216,14 @@ class Experiment(BaseModel):
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
         if flat.get("data") == OWN:
             flat.setdefault("partition", OWN)
-        elif flat.get("task", measures.CLASSIFICATION) not in WITH_ONE_CLASS:
+        elif flat.get("task", measures.CLASSIFICATION) not in CLASSES:
             flat.setdefault("partition", "iid")
         if "loss" in _list(flat.get("from_python", ())):
             flat["loss"] = OWN
         if "agents" not in flat and isinstance(flat.get("topology"), str):
             stated = stated_agents(flat["topology"])
             flat |= {"agents": stated} if stated else {}
+        _check_own(algorithm)
         names = {*ALGORITHM_OPTIONS, *algorithm.options()}
         for name, value in flat.items():
             known = cls.model_fields.get(name)
@@ -290,7 +296,7 @@ class Experiment(BaseModel):
             because = f"{self.algorithm.name} compares accuracies"
             raise BadValue("task", self.task, listed, because)
         kind = self.partition.partition(":")[0]
-        if kind in BY_CLASS and self.task not in WITH_ONE_CLASS:
+        if kind in BY_CLASS and self.task not in CLASSES:
             valid = "iid, file:PATH, or own"
             because = f"in the task {self.task} a sample does not have one class"
             raise BadValue("partition", self.partition, valid, because)
@@ -317,12 +323,8 @@ class Experiment(BaseModel):
     def from_toml(
         cls, text: str, where: str = "experiment", own: Kind | None = None
     ) -> "Experiment":
-        """From TOML; see `read_toml`. `own` is a user's algorithm, which has no registered name."""
-        options = read_toml(text, where)
-        chosen = options.get("algorithm")
-        if own and isinstance(chosen, dict) and chosen.get("name") == own.name:
-            options["algorithm"] = {**chosen, "name": own}
-        return cls.of(**options)
+        """From TOML; see `read_toml`. `own` is as in `with_own`."""
+        return cls.of(**with_own(read_toml(text, where), own))
 
     def same_as(self, other: "Experiment") -> list[str]:
         """Fields in which what is computed differs; empty if one may resume the other, perhaps for
@@ -394,6 +396,46 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return below | above | {name: table for name, table in tables.items() if table}
 
 
+def with_own(options: Mapping[str, Any], own: Kind | None) -> dict[str, Any]:
+    """Options from a file, in which the name of the user's algorithm `own` stands for it. Only
+    Parley's own algorithms can be found by name."""
+    chosen = options.get("algorithm")
+    if own and isinstance(chosen, Mapping) and chosen.get("name") == own.name:
+        return {**options, "algorithm": {**chosen, "name": own}}
+    return dict(options)
+
+
+def named_with(spec: str, field: str) -> tuple[str, dict[str, str]]:
+    """A name, and the settings that are written after it.
+
+    >>> named_with("choco:codec=topk:0.01:lr=0.1", "algorithms")
+    ('choco', {'codec': 'topk:0.01', 'lr': '0.1'})
+    """
+    # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
+    name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
+    pairs = [setting.partition("=")[::2] for setting in settings]
+    if not all(key and value for key, value in pairs):
+        raise BadValue(field, spec, "name or name:option=value:option=value")
+    written = [key.strip().replace("-", "_") for key, _ in pairs]
+    for key in written:
+        if written.count(key) > 1:
+            raise BadValue(field, spec, "each option once", f"{key} is given twice")
+        if key in ("name", "algorithm"):
+            raise BadValue(field, spec, "the algorithm's name first, without a key")
+    return name, dict(zip(written, (value.strip() for _, value in pairs), strict=True))
+
+
+def _check_own(kind: Kind) -> None:
+    """Refuses a user's class whose runs would be read as those of a different algorithm."""
+    for word in ("name", "title"):
+        if not isinstance(getattr(kind, word, None), str):
+            said = getattr(kind, "__name__", str(kind))
+            raise BadValue("algorithm", said, f"a class with a {word}", f"it has no {word}")
+    if isinstance(kind, type) and algorithms.ALGORITHMS.get(kind.name, kind) is not kind:
+        because = "Parley has a different algorithm of that name"
+        raise BadValue("algorithm", kind.name, "a name of its own", because)
+
+
 def _list(values: Any) -> tuple[Any, ...]:
     """A list of things, or nothing where it is none: pydantic will say so."""
     return tuple(values) if isinstance(values, list | tuple) else ()
@@ -453,4 +495,7 @@ def anchored(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
         spec = options.get(field)
         if isinstance(spec, str) and (path := path_in(spec)) is not None:
             changed[field] = spec.removesuffix(path) + str(folder / path)
+    weights = options.get("init")
+    if isinstance(weights, str) and weights and not weights.startswith("hf:"):
+        changed["init"] = str(folder / weights)
     return changed

@@ -51,6 +51,9 @@ class Schedule:
 
     def factor(self, step: int, steps_per_epoch: int, epochs: int) -> float:
         """The factor in a step, counted from 0."""
+        if self.knows_the_end:
+            # A run of whole rounds of local steps may end a few steps after its last epoch.
+            step = min(step, epochs * steps_per_epoch - 1)
         rising = round(self.warmup * steps_per_epoch)
         if step < rising:
             return (step + 1) / rising
@@ -64,7 +67,6 @@ class Schedule:
         since = max(0.0, epoch - self.warmup)
         if self.name == "exponential":
             return float(self.numbers[0] ** since)
-        # A run of whole rounds of local steps may end a few steps after its last epoch.
         share = min(since / max(epochs - self.warmup, 1 / steps_per_epoch), 1.0)
         if self.name == "cosine":
             return self.to + (1 - self.to) * (1 + math.cos(math.pi * share)) / 2

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from parley import data as datasets
-from parley.api import Result
+from parley.api import Result, result_of
 from parley.cluster.host import Host
 from parley.cluster.worker import Load, Watcher
+from parley.code import allow
 from parley.compute.task import Loss
 from parley.data import Samples
 from parley.data.targets import CLASSES, NAMED, classes_in
@@ -40,7 +41,7 @@ def join(
     classes: int | Sequence[str] | None = None,
     loss: str | Loss | None = None,
     metrics: str | Sequence[str | Function] = (),
-    allow_code: Sequence[str] = (),
+    allow_code: str | Sequence[str] = (),
     keys: str | Path = ".",
     host: str | Path | None = None,
     out: str | Path | None = None,
@@ -58,7 +59,9 @@ def join(
     every peer alike: `data` has a dataset for each agent of this peer, `test` is this peer's part
     of the test set, or one for each of its agents (left out: its training data), and `classes`
     their number or names, where the task has classes. `keys` is the folder
-    with this peer's key, `host` its ``host.toml``. All else is as for `parley.train`.
+    with this peer's key, `host` its ``host.toml``. Code that the experiment names as
+    ``module:function`` is imported if `allow_code` or ``host.toml`` lists its module. All else is
+    as for `parley.train`.
     """
     group = Peers.read(Path(file))
     number = group.number(me)
@@ -74,11 +77,12 @@ def join(
     experiment = Experiment.of(**{**options, "from_python": from_python})
     build = None if model is None else given.builder_of(model)
     part = peers.part_of(Host.of(Path(host) if host else None), group, me)
+    allow([*part.allow_code, *([allow_code] if isinstance(allow_code, str) else allow_code)])
     load: Load
     if data is None:
         if test is not None or classes is not None:
             raise BadValue("data", None, "a dataset for each agent", "test or classes was given")
-        load = partial(_named, build, scored, part.data, allow_code)
+        load = partial(_named, build, scored, part.data)
     else:
         mine = sorted(group.peer[number].agents)
         if sorted(data) != mine:
@@ -90,7 +94,7 @@ def join(
         if test is not None:
             each = [test.get(agent) for agent in mine] if isinstance(test, Mapping) else test
             tests = given.test_sets(each, samples, task)
-        load = partial(_own, build, scored, allow_code, samples, tests, classes)
+        load = partial(_own, build, scored, samples, tests, classes)
     logged = trackers.parse(log)
     where = Path(out) if out else None
     if logged and where is None:
@@ -106,11 +110,19 @@ def join(
 
         with trackers.logging(logged, experiment, where or Path(), shown) as tell:
             outcome = peers.join(
-                group, experiment, me, Path(keys), load, where, resume, tell, listen=listen
+                group,
+                experiment,
+                me,
+                Path(keys),
+                load,
+                where,
+                resume,
+                tell,
+                None,
+                listen,
+                Path(file),
             )
-    return Result(
-        experiment, outcome.records, outcome.summary, outcome.task, outcome.x_ND, outcome.about
-    )
+    return result_of(experiment, outcome)
 
 
 def _names(
@@ -134,18 +146,16 @@ def _named(
     build: Callable[[], nn.Module] | None,
     scored: given.Scored,
     places: Mapping[int, str],
-    allow_code: Sequence[str],
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     loss, functions = scored
-    return problems.problem(experiment, agents, None, build, loss, places, allow_code, functions)
+    return problems.problem(experiment, agents, None, build, loss, places, functions)
 
 
 def _own(
     build: Callable[[], nn.Module] | None,
     scored: given.Scored,
-    allow_code: Sequence[str],
     samples: list[Samples],
     tests: list[Samples],
     classes: int | Sequence[str] | None,
@@ -159,4 +169,4 @@ def _own(
     experiment.algorithm.check(graph)
     made = problems.of_the_hosts(experiment, graph, build, samples, tests, names)
     loss, functions = scored
-    return problems.with_task(made, experiment, None, loss, functions, allow_code)
+    return problems.with_task(made, experiment, None, loss, functions)

@@ -56,13 +56,13 @@ ATTACKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def attack(how: str) -> None:
+def attack(how: str, transport: Any = processes.Processes) -> None:
     """From now on this process is not honest."""
     if how == "boasts":
         metrics.TestSet.scores = lambda self, x_AD: torch.tensor(
             [[0.01, 5.98]] * len(x_AD)
         ).double()  # type: ignore[method-assign]
-    start = processes.Processes._start
+    start = transport._start
 
     def changed(
         self: Any, route: Any, wire: torch.Tensor, kind: str, codec: Any, step: int, *more: Any
@@ -70,9 +70,9 @@ def attack(how: str) -> None:
         if kind == "models" and step >= 3 and len(wire):
             wire = codec.encode(ATTACKS[how](codec.decode(wire, torch.float32)))
             wire = torch.cat([wire, wire], 1) if how == "sends too much" else wire
-        return start(self, route, wire, kind, codec, step, *more)  # type: ignore[arg-type]
+        return start(self, route, wire, kind, codec, step, *more)
 
-    processes.Processes._start = changed  # type: ignore[assignment]
+    transport._start = changed
 
 
 class Hosts:

@@ -94,6 +94,7 @@ class Still:
 
     def __init__(self, seconds: float, end: float) -> None:
         self._seconds, self._end, self._made = seconds, end, 0
+        self._spent = 0.0
 
     def seconds(self, command: str, *arguments: object) -> float:
         if command == "load":
@@ -102,9 +103,12 @@ class Still:
         self._made += 1
         (n,) = arguments
         assert isinstance(n, int)
+        self._spent += self._seconds * n / 2
         return self._seconds * n
 
     def ask(self, command: str, *arguments: object) -> list[object]:
+        if command == "processor":
+            return [self._spent]
         return [{"codec": 0.1, "projection": 0.0, "qp": 0.0} if command == "shares" else ""]
 
     def models(self) -> np.ndarray:
@@ -122,7 +126,10 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
     }
     entry = steps.measure(case, contestants, repeats=3, turn_seconds=1.0)  # type: ignore[arg-type]
     ratios = {name: ratio["median"] for name, ratio in entry["ratios"].items()}
-    assert ratios == pytest.approx({"textbook / parley": 4.0, "one process each / parley": 8.0})
+    assert ratios == pytest.approx(
+        {"textbook / parley": 4.0, "one process each / parley": 8.0, "processor time": 3.0}
+    )
+    assert entry["contestants"]["parley, 1 worker"]["processor"] == pytest.approx([0.1] * 3)
     assert entry["ratios"]["textbook / parley"]["of"] == [
         "textbook, 2 threads",
         "parley, 2 workers",

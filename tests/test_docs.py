@@ -203,7 +203,7 @@ def understand(arguments: list[str]) -> None:
     file = given.pop("file", None)
     if name == "train":
         elsewhere = ("out", "resume", "json_", "log", "model_options", "data_options")
-        elsewhere += ("host", "agents_here", "data_here")
+        elsewhere += ("host", "agents_here", "data_here", "allow_code")
         options = {k: v for k, v in given.items() if k not in elsewhere}
         Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
 
@@ -306,19 +306,22 @@ def test_the_readmes_table_is_the_recorded_one() -> None:
 
 
 def test_the_reproduction_is_that_of_the_records() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
     found = collect(ROOT / "results")
     assert found.results and not found.refused
-    printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
-    made = report.markdown(found, {})
-    # All but the pictures: figures, what is said of them, and the commands that give them.
-    kept = ("| ", "- ", "parley reproduce ")
-    rows = [line for line in made.splitlines() if line.startswith(kept)]
-    assert [line for line in printed.splitlines() if line.startswith(kept)] == rows
+    pages = ("reproduction.md", "reproduction-reduced.md")
+    for page, part in zip(pages, found.divided(), strict=True):
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
+        made = report.markdown(part, {})
+        # All but the pictures: figures, what is said of them, and the commands that give them.
+        kept = ("| ", "- ", "parley reproduce ")
+        rows = [line for line in made.splitlines() if line.startswith(kept)]
+        assert rows
+        assert [line for line in printed.splitlines() if line.startswith(kept)] == rows
 
 
 def test_the_table_of_ag_news_is_that_of_the_records() -> None:
-    text = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reproduction-reduced.md").read_text(encoding="utf-8")
     section = text.partition("## AG News")[2].partition("\n## ")[0]
     rows = set()
     for folder in find_runs(ROOT / "results" / "ag_news-minilm"):
@@ -340,6 +343,20 @@ def test_the_benchmarks_tables_are_those_of_the_records() -> None:
     profiles = json.loads((ROOT / "benchmarks" / "profile.json").read_text(encoding="utf-8"))
     made = f"{table.render(results)}\n{profile.table(profiles)}\n"
     assert (ROOT / "docs" / "benchmarks-table.md").read_text(encoding="utf-8") == made
+
+
+def test_the_table_of_one_core_is_that_of_the_records() -> None:
+    folder, page = ROOT / "benchmarks", (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    gradients = json.loads((folder / "gradients-avx2.json").read_text("utf-8"))["results"]
+    steps = json.loads((folder / "steps-busy.json").read_text("utf-8"))["cases"]
+    printed = page.partition("| gradient | step |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(printed) == len(gradients) >= 5
+    for line, row in zip(printed, gradients, strict=True):
+        case, fused = steps.get(f"{row['model']}/10/ngc1"), row["fused"]
+        step = f"{case['ratios']['processor time']['median']:.1f}" if case else ""
+        numbers = [f"{fused['speedup']:.1f}", step, f"{fused['ms'] / row['limit_ms']:.2f}"]
+        numbers += [f"{row['use']['ms'] / fused['ms']:.2f}"]
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == numbers
 
 
 def test_no_instruction_uses_a_rendezvous_that_unpickles() -> None:

@@ -43,6 +43,7 @@ def test_hyper_parameters_alone_belong_to_the_default_algorithm():
 def test_an_algorithm_of_the_users_own_keeps_its_class_and_options():
     class Mine(MomentumSGD):
         name = "mine"
+        title = "Mine"
         strength: int = 1
 
         def init(self, x_AD, hood, apart=False):

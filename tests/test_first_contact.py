@@ -42,6 +42,15 @@ def test_help_and_version_do_not_load_torch(words: list[str]) -> None:
     assert done.stdout.endswith("loaded []\n")
 
 
+def test_training_loads_neither_drawing_nor_an_optimiser() -> None:
+    code = """
+        import sys
+        import parley.cli.train
+        print([name for name in ("matplotlib", "scipy.optimize") if name in sys.modules])
+    """
+    assert python(code).stdout == "[]\n"
+
+
 def test_the_dashboard_does_not_load_torch_for_runs_that_are_complete(tmp_path: Path) -> None:
     pytest.importorskip("starlette")
     parley.train(agents=3, epochs=1, out=tmp_path / "run", progress=False)

@@ -10,6 +10,7 @@ import parley
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.schedule import depends_on_length, parse_schedule
+from parley.training.pace import Pace
 
 PER_EPOCH, EPOCHS = 7, 12
 TINY: dict[str, Any] = {
@@ -99,3 +100,20 @@ def test_the_averaging_rate_has_one_too(tmp_path: Path) -> None:
         Experiment.of(algorithm="swarmsgd", gamma_decay="cosine")
     with pytest.raises(BadValue, match=r"d2 needs the same weights in all steps"):
         Experiment.of(algorithm="d2", gamma_decay="cosine")
+
+
+@pytest.mark.parametrize("spec", ["cosine", "linear", "cosine:per=epoch", "linear:warmup=1", "own"])
+def test_the_last_round_of_local_steps_may_end_after_the_last_epoch(spec: str) -> None:
+    """Three epochs of five steps in rounds of four are sixteen steps: the last rate is held."""
+    experiment = Experiment.of(
+        epochs=3,
+        algorithm="dpsgd",
+        local_steps=4,
+        lr_decay=spec,
+        from_python=("lr_decay",) if spec == "own" else (),
+    )
+    own = (lambda epoch, epochs: 1 - epoch / epochs) if spec == "own" else None
+    pace = Pace(experiment, 5, own)
+    assert pace.end_of(3) == 16
+    rates = [pace.lr(step) for step in range(16)]
+    assert 0 < rates[15] == rates[14] <= rates[13]

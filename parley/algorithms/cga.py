@@ -22,7 +22,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import nnls
 from torch import Tensor
 
 from parley.algorithms.base import MOST, Scope
@@ -201,6 +200,8 @@ def by_supports(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
 def by_active_sets(gram_PMM: np.ndarray, slope_PM: np.ndarray) -> np.ndarray:
     """The same, one program at a time: non-negative least squares in a factor of G finds the free
     entries, and G itself gives them to full precision."""
+    from scipy.optimize import nnls  # here: it takes a third of a second to load, and few need it
+
     w_PM = np.zeros_like(slope_PM)
     for w, gram, slope in zip(w_PM, gram_PMM, slope_PM, strict=True):
         values, vectors = np.linalg.eigh(gram)

@@ -8,7 +8,7 @@ import typer
 
 from parley.cli.flags import given_options, takes_experiment
 from parley.cli.methods import chosen_methods, on_partitions, refuse_rates, run_tuning
-from parley.cli.options import File, Json, Log, Out, Parallel, Resume, count, output_folder
+from parley.cli.options import File, Json, Log, Out, Parallel, Resume, count, option, output_folder
 from parley.cli.screen import heading, screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -31,11 +31,10 @@ def compare(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated, with any options after colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
+        option(
+            "Comma-separated, with any options after colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
             f"relaysgd:topology=chain. Or: all. (default: {comparison.PAPER})",
-            metavar="LIST",
-            show_default=False,
+            "LIST",
         ),
     ] = None,
     seeds: Annotated[
@@ -44,28 +43,19 @@ def compare(
     parallel: Parallel = None,
     partitions: Annotated[
         str | None,
-        typer.Option(
-            help="Several partitions, comma-separated: one table and one picture for all. "
+        option(
+            "Several partitions, comma-separated: one table and one picture for all. "
             f"(default with --algorithms all: {','.join(whole_field.PARTITIONS)})",
-            metavar="LIST",
-            show_default=False,
+            "LIST",
         ),
     ] = None,
     tuned: Annotated[
         Path | None,
-        typer.Option(
-            help="A tuned.toml from parley tune, with settings for each method.",
-            metavar="FILE",
-            show_default=False,
-        ),
+        option("A tuned.toml from parley tune, with settings for each method.", "FILE"),
     ] = None,
     tune: Annotated[
         str | None,
-        typer.Option(
-            help="Tune first, with this many trials per method and partition.",
-            metavar="TRIALS",
-            show_default=False,
-        ),
+        option("Tune first, with this many trials per method and partition.", "TRIALS"),
     ] = None,
     out: Out = None,
     resume: Resume = False,

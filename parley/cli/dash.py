@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from parley.cli.options import option
 from parley.errors import BadValue, ParleyError
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -35,12 +36,7 @@ def dash(
     ] = "127.0.0.1",
     show: Annotated[
         bool | None,
-        typer.Option(
-            "--open/--no-open",
-            help="Open the page in a browser. (default: if there is one)",
-            metavar="",
-            show_default=False,
-        ),
+        option("Open the page in a browser. (default: if there is one)", "", "--open/--no-open"),
     ] = None,
 ) -> None:
     """Follow runs on a local web page, live and afterwards.

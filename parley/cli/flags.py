@@ -9,9 +9,10 @@ import typer
 from pydantic.fields import FieldInfo
 
 from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
-from parley.code import is_code, module_of
+from parley.cli.own import own_algorithm
+from parley.code import allow_named
 from parley.errors import BadValue, kind_of
-from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file
+from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file, with_own
 
 WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
 MEASURED, CARRIED_OUT = "What is measured", "How it is run"
@@ -45,7 +46,8 @@ def _flag_of(name: str, field: FieldInfo, panel: str | None, note: str = "") -> 
     if get_origin(field.annotation) is Literal:
         sentences.append(f"One of {', '.join(get_args(field.annotation))}.")
     if name == "algorithm":
-        sentences.append(f"One of {', '.join(ALGORITHMS)}. (default: {field.default.name})")
+        sentences.append(f"One of {', '.join(ALGORITHMS)}, or your own as module:Class.")
+        sentences.append(f"(default: {field.default.name})")
     elif not note and isinstance(field.default, (int, float, str)) and name != "workers":
         sentences.append(f"(default: {_shown(field.default)})")
     help_ = " ".join([*sentences, note]).strip()
@@ -130,6 +132,7 @@ def takes_experiment(
 def given_options(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as options of an experiment."""
     given = {name: value for name, value in flags.items() if value is not None}
+    allow_named(given)
     for name, (flag, _) in TABLES.items():
         if name in given:
             given[name] = dict(_setting(pair, flag) for pair in given[name])
@@ -138,7 +141,13 @@ def given_options(flags: dict[str, Any]) -> dict[str, Any]:
 
 def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
     """The options in a file, overridden by flags."""
-    options = on_top(read_file(file) if file else {}, given)
+    written = read_file(file) if file else {}
+    if own := own_algorithm(given.get("algorithm", "")):
+        if twice := [name for name in own if name != "name" and name in given]:
+            raise BadValue(twice[0], given[twice[0]], "each option once", "it is given twice")
+        given = {**given, "algorithm": own}
+        written = with_own(written, own["name"])
+    options = on_top(written, given)
     if missing := options.get("from_python"):
         what = " and ".join(missing)
         named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]
@@ -146,13 +155,6 @@ def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
         because = f"its {what} came from Python and cannot be stored in a file"
         raise BadValue("experiment", str(file), valid, because)
     return options
-
-
-def code_in(given: dict[str, Any]) -> list[str]:
-    """The modules of the functions that flags name: whoever types them allows them."""
-    names = [str(given.get("loss", "")), *str(given.get("metrics", "")).split(",")]
-    bare = [name.strip().removesuffix(":lower").removesuffix(":higher") for name in names]
-    return [module_of(name) for name in bare if is_code(name)]
 
 
 def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:

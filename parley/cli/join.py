@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from parley.cli.flags import with_file
-from parley.cli.options import Json, Log, Out, Resume, output_folder
+from parley.cli.options import Json, Log, Out, Resume, option, output_folder
 from parley.cli.screen import heading, screen, stoppable
 from parley.cli.train import HostFile, summary_table
 from parley.cluster.host import Host
+from parley.code import allow
 from parley.experiment import Experiment
 from parley.peers import join as peers
 from parley.peers.file import Peers
@@ -30,22 +31,15 @@ PeersFile = Annotated[
 ]  # fmt: skip
 Me = Annotated[
     str,
-    typer.Option(help="Which of the peers this is.", metavar="NAME", show_default=False),
+    option("Which of the peers this is.", "NAME"),
 ]
 Keys = Annotated[
     Path,
-    typer.Option(
-        help="Folder with this peer's NAME.key and NAME.crt. (default: here)", metavar="FOLDER",
-        show_default=False,
-    ),
+    option("Folder with this peer's NAME.key and NAME.crt. (default: here)", "FOLDER"),
 ]  # fmt: skip
 Listen = Annotated[
     str | None,
-    typer.Option(
-        help="Where to await other peers, if not at the port of this peer's address.",
-        metavar="HOST:PORT",
-        show_default=False,
-    ),
+    option("Where to await other peers, if not at the port of this peer's address.", "HOST:PORT"),
 ]
 
 
@@ -72,6 +66,7 @@ def join(
     group = Peers.read(file)
     experiment = Experiment.of(**with_file(Path(group.experiment), {}))
     part = peers.part_of(Host.of(host), group, me)
+    allow(part.allow_code)
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{me}-{experiment.algorithm.name}")
     with (
@@ -79,8 +74,10 @@ def join(
         TrainingProgress(experiment, True) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
-        load = partial(problem, places=part.data, allow_code=part.allow_code)
-        outcome = peers.join(group, experiment, me, keys, load, out, resume, watch, listen=listen)
+        load = partial(problem, places=part.data)
+        outcome = peers.join(
+            group, experiment, me, keys, load, out, resume, watch, None, listen, file
+        )
     if json_:
         print(json.dumps(outcome.summary))
     else:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from parley.cli.options import option
 from parley.errors import BadValue
 from parley.peers import keys
 
@@ -20,13 +21,11 @@ Name = Annotated[
 ]
 Folder = Annotated[
     Path,
-    typer.Option("--dir", help="Folder to write to. (default: here)", metavar="FOLDER",
-                 show_default=False),
+    option("Folder to write to. (default: here)", "FOLDER", "--dir"),
 ]  # fmt: skip
 Days = Annotated[
     int,
-    typer.Option(help=f"How long the certificate is valid. (default: {keys.DAYS})", metavar="N",
-                 show_default=False),
+    option(f"How long the certificate is valid. (default: {keys.DAYS})", "N"),
 ]  # fmt: skip
 
 
@@ -80,8 +79,7 @@ def sign(
     ],
     ca: Annotated[
         Path,
-        typer.Option(help="The authority's certificate, with its key beside it.",
-                     metavar="CA.crt", show_default=False),
+        option("The authority's certificate, with its key beside it.", "CA.crt"),
     ],
     folder: Folder = Path(),
     days: Days = keys.DAYS,

@@ -27,6 +27,8 @@ COMMANDS = {
     "compare": "Run several algorithms with several seeds side by side.",
     "tune": "Find learning rates by a small seeded search, with the same budget for every method.",
     "report": "One page about one or more runs, to read and to share.",
+    "predict": "What a trained model says about images, arrays or texts.",
+    "export": "A trained model in the formats of other programs.",
     "dash": "Follow runs on a local web page, live and afterwards.",
     "algorithms": "List the algorithms, or the options of one.",
     "topology": "Check a graph: spectral gap, diameter, weights and traffic.",

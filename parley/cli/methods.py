@@ -7,7 +7,7 @@ from typing import Any
 from parley.algorithms import find
 from parley.cli.flags import with_file
 from parley.errors import BadValue
-from parley.experiment import ALGORITHM_OPTIONS, Experiment
+from parley.experiment import Experiment
 from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
@@ -26,11 +26,7 @@ def chosen_methods(
     options = with_file(file, given)
     options.pop("algorithm", None)
     methods = comparison.parse_algorithms(algorithms or one or default)
-    for name in ALGORITHM_OPTIONS:
-        if name in given and not any(name in find(m.name).options() for m in methods):
-            names = ", ".join(dict.fromkeys(method.name for method in methods))
-            because = f"none of {names} has it"
-            raise BadValue(name, given[name], "an option of one of the algorithms", because)
+    comparison.check_used(given, [find(method.name) for method in methods])
     return options, methods
 
 

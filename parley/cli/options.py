@@ -1,51 +1,46 @@
 """Options that several commands share, and checks of their values."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from parley.errors import BadValue
-from parley.results.style import ENDINGS
+from parley.results.formats import ENDINGS
 from parley.store import folder
+
+
+def option(help_: str, metavar: str, *names: str, panel: str | None = None) -> Any:
+    """A flag with a value. Its help states the default, if there is one."""
+    return typer.Option(
+        *names, help=help_, metavar=metavar, show_default=False, rich_help_panel=panel
+    )
+
+
+def switch(help_: str, *names: str) -> Any:
+    """A flag without a value."""
+    return typer.Option(*names, help=help_, metavar="")
+
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        help="Folder to write to. (default: a new one in runs/)",
-        metavar="FOLDER",
-        show_default=False,
-    ),
+    option("Folder to write to. (default: a new one in runs/)", "FOLDER", "--out"),
 ]
 Resume = Annotated[
     bool,
-    typer.Option(
-        "--resume", help="Continue what --out holds, from the last checkpoints.", metavar=""
-    ),
+    switch("Continue what --out holds, from the last checkpoints.", "--resume"),
 ]
 Json = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the result as one JSON object on the last line of stdout.", metavar=""
-    ),
+    switch("Print the result as one JSON object on the last line of stdout.", "--json"),
 ]
 Log = Annotated[
     str | None,
-    typer.Option(
-        "--log",
-        help="Also log to trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
+    option(
+        "Also log to trackers, comma-separated: tensorboard, wandb (offline), mlflow (local "
         "folder). Needs parley-learning\\[trackers].",
-        metavar="LIST",
-        show_default=False,
-    ),
-]
-AllowCode = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A module of your own from which the experiment may name functions; may be repeated.",
-        metavar="MODULE",
-        show_default=False,
+        "LIST",
+        "--log",
     ),
 ]
 File = Annotated[
@@ -58,27 +53,38 @@ File = Annotated[
 ]
 Parallel = Annotated[
     str | None,
+    option("How many runs in parallel. (default: the number of cores)", "N"),
+]
+Picture = Annotated[
+    Path | None,
+    option("Also draw it: a file that ends in .png, .svg or .pdf.", "FILE", "--picture"),
+]
+
+
+OfAgent = Annotated[
+    str | None,
     typer.Option(
-        help="How many runs in parallel. (default: the number of cores)",
+        "--agent",
+        help="Use the model of this agent. (default: the average of all)",
         metavar="N",
         show_default=False,
     ),
 ]
-Picture = Annotated[
-    Path | None,
+AllowCode = Annotated[
+    list[str] | None,
     typer.Option(
-        "--picture",
-        help="Also draw it: a file that ends in .png, .svg or .pdf.",
-        metavar="FILE",
+        help="A module that code named module:function in a file (a model, loss or metric) may be "
+        "imported from; may be repeated.",
+        metavar="MODULE",
         show_default=False,
     ),
 ]
 
 
-def count(name: str, value: str) -> int:
-    """The value of an option that is a whole number of at least 1."""
-    if not value.isdecimal() or int(value) < 1:
-        raise BadValue(name, value, "a whole number of at least 1")
+def count(name: str, value: str, least: int = 1) -> int:
+    """The value of an option that is a whole number of at least 1, or as given."""
+    if not value.isdecimal() or int(value) < least:
+        raise BadValue(name, value, f"a whole number of at least {least}")
     return int(value)
 
 

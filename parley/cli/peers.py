@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from parley.cli.join import Keys, Listen, Me, PeersFile
-from parley.cli.options import Json
+from parley.cli.options import Json, option
 from parley.cli.screen import screen
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.peers.check import check as look
 from parley.peers.file import Peers
+from parley.peers.keys import find
+from parley.peers.revisions import AUTHORITY, signed
 from parley.results.table import Table
 
 app = typer.Typer(
@@ -20,6 +22,44 @@ app = typer.Typer(
     add_completion=False,
     help="Look at the peers of a group before they train.",
 )
+
+
+@app.command()
+def sign(
+    file: PeersFile,
+    *,
+    me: Annotated[
+        str | None,
+        typer.Option(help="Which of the peers signs.", metavar="NAME", show_default=False),
+    ] = None,
+    keys: Keys = Path(),
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="In a group with an authority: its certificate, with its key beside it.",
+            metavar="CA.crt", show_default=False,
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Agree to a newer peers.toml: print the line for its table \\[signatures].
+
+    [bold]parley peers sign peers.toml --me ward-a[/bold]
+
+    While a group trains, a newer revision counts as soon as more than half of the peers of the one
+    before have signed it, or the authority has.
+    """
+    group = Peers.read(file)
+    if (ca is None) == (me is None):
+        raise BadValue("me", me, "the name of the peer that signs, or --ca, not both")
+    if (ca is None) != (group.ca is None):
+        valid = "only where peers.toml has a ca" if ca else f"{group.ca}: it signs for everyone"
+        raise BadValue("ca", str(ca) if ca else None, valid)
+    if ca is not None:
+        print(f'{AUTHORITY} = "{signed(group, ca, ca.with_suffix(".key"))}"')
+    elif me is not None:
+        identity = find(me, keys)
+        name = f'"{me}"' if "." in me else me  # as TOML wants it
+        print(f'{name} = "{signed(group, identity.certificate, identity.key)}"')
 
 
 @app.callback()
@@ -35,10 +75,7 @@ def check(
     listen: Listen = None,
     seconds: Annotated[
         float,
-        typer.Option(
-            help="How long to look for the others. (default: 10)", metavar="NUMBER",
-            show_default=False,
-        ),
+        option("How long to look for the others. (default: 10)", "NUMBER"),
     ] = 10.0,
     json_: Json = False,
 ) -> None:  # fmt: skip

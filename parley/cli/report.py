@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from parley.cli.options import option, switch
 from parley.errors import BadValue
 from parley.files import write_atomically
 from parley.reproduce.cell import find_cell
@@ -29,23 +30,17 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The page to write. (default: report.html in RUN, or here if there are several)",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "The page to write. (default: report.html in RUN, or here if there are several)", "FILE"
         ),
     ] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write every plot as PNG and SVG into this folder.",
-            metavar="FOLDER",
-            show_default=False,
-        ),
+        option("Also write every plot as PNG and SVG into this folder.", "FOLDER"),
     ] = None,
     json_: Annotated[
         bool,
-        typer.Option("--json", help="Print what was written as one JSON object.", metavar=""),
+        switch("Print what was written as one JSON object.", "--json"),
     ] = False,
 ) -> None:
     """One page about one or more runs, to read and to share.

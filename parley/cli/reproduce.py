@@ -10,15 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
-from parley.cli.main import INTERRUPTED, TERMINATED
-from parley.cli.options import count
-from parley.cli.screen import screen
+from parley.cli.guide import guide
+from parley.cli.options import Parallel, count, option, switch
+from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
-from parley.errors import BadValue, Stopped
+from parley.errors import BadValue
 from parley.reproduce import campaign, costs, report, resources
 from parley.reproduce.campaign import Order
-from parley.reproduce.collect import collect
+from parley.reproduce.collect import Found, collect
 from parley.reproduce.pictures import draw_all
 from parley.reproduce.preset import CHOICES, LABELS, Preset
 from parley.reproduce.presets import TABLES, presets, select
@@ -48,10 +48,10 @@ app = typer.Typer(
     add_completion=False,
 )
 
+app.command()(guide)
+
 Out = Annotated[Path, typer.Option("--out", help="Folder of the results.", metavar="FOLDER")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout instead.", metavar="")
-]
+Json = Annotated[bool, switch("Print one JSON object on stdout instead.", "--json")]
 
 
 def _whole(name: str, value: str | None) -> int | None:
@@ -78,11 +78,11 @@ def run(
     ] = None,
     agents: Annotated[
         str | None,
-        typer.Option(help="Only presets with this many agents.", metavar="N", show_default=False),
+        option("Only presets with this many agents.", "N"),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help=f"Only some of {', '.join(LABELS)}.", metavar="LIST", show_default=False),
+        option(f"Only some of {', '.join(LABELS)}.", "LIST"),
     ] = None,
     seeds: Annotated[
         str, typer.Option(help="Runs of each, starting from seed 0.", metavar="N")
@@ -97,38 +97,21 @@ def run(
     ] = "as-run",
     epochs: Annotated[
         str | None,
-        typer.Option(
-            help="Fewer epochs than the paper: a reduced run.", metavar="N", show_default=False
-        ),
+        option("Fewer epochs than the paper: a reduced run.", "N"),
     ] = None,
     fraction: Annotated[
         str | None,
-        typer.Option(
-            help="A share of the training data, equal for every class: a reduced run.",
-            metavar="NUMBER",
-            show_default=False,
-        ),
+        option("A share of the training data, equal for every class: a reduced run.", "NUMBER"),
     ] = None,
     out: Out = Path("results"),
-    parallel: Annotated[
-        str | None,
-        typer.Option(
-            help="How many runs in parallel. (default: the number of cores)",
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
+    parallel: Parallel = None,
     data_root: Annotated[
         str | None,
-        typer.Option(
-            help="Folder with local copies of datasets.", metavar="FOLDER", show_default=False
-        ),
+        option("Folder with local copies of datasets.", "FOLDER"),
     ] = None,
     list_: Annotated[
         bool,
-        typer.Option(
-            "--list", help="Show what would be run, and how long it would take.", metavar=""
-        ),
+        switch("Show what would be run, and how long it would take.", "--list"),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -165,11 +148,8 @@ def run(
         else:
             _list_each(rows, order, at_once)
         return
-    try:
+    with stoppable(out, "the same command continues"):
         became = campaign.run(todo, at_once, out)
-    except KeyboardInterrupt as stop:
-        console.print("\nstopped; the same command continues", highlight=False)
-        raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None
     counts = {state: len(jobs) for state, jobs in became.items()}
     if json_:
         print(json.dumps({"out": str(out), **counts}))
@@ -270,19 +250,22 @@ def show_report(
     out: Out = Path("results"),
     markdown: Annotated[
         Path | None,
-        typer.Option(
-            help="Markdown file to write; an existing one must have the marks of an earlier "
+        option(
+            "Markdown file to write; an existing one must have the marks of an earlier "
             "report, which is replaced. (default: report.md in --out)",
-            metavar="FILE",
-            show_default=False,
+            "FILE",
         ),
     ] = None,
     pictures: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for pictures. (default: pictures next to the Markdown)",
-            metavar="FOLDER",
-            show_default=False,
+        option("Folder for pictures. (default: pictures next to the Markdown)", "FOLDER"),
+    ] = None,
+    reduced: Annotated[
+        Path | None,
+        option(
+            "Another Markdown file for reduced runs and for runs in which single choices differ. "
+            "(default: the same file)",
+            "FILE",
         ),
     ] = None,
     json_: Json = False,
@@ -295,19 +278,30 @@ def show_report(
         console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     target = markdown or out / "report.md"
     folder = pictures or target.parent / "pictures"
-    drawn = draw_all(found, folder)
-    places = {name: _seen_from(target, path) for name, path in drawn.items()}
-    report.write_markdown(target, report.markdown(found, places))
+    parts = {target: (found, folder)}
+    if reduced is not None:
+        whole, others = found.divided()
+        parts = {target: (whole, folder), reduced: (others, folder / "reduced")}
+    drawn = sum(_write_part(document, *part) for document, part in parts.items())
     if json_:
         print(report.as_json(found))
         return
     for table in report.tables(found):
         screen.print(table.terminal())
     screen.print(
-        f"written to {target}, {len(drawn)} picture{'s' * (len(drawn) != 1)} in {folder}",
+        f"written to {' and '.join(map(str, parts))}, "
+        f"{drawn} picture{'s' * (drawn != 1)} in {folder}",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _write_part(document: Path, found: Found, folder: Path) -> int:
+    """Writes one document and its pictures; returns how many pictures there are."""
+    drawn = draw_all(found, folder)
+    places = {name: _seen_from(document, path) for name, path in drawn.items()}
+    report.write_markdown(document, report.markdown(found, places))
+    return len(drawn)
 
 
 def _seen_from(document: Path, path: Path) -> str:
@@ -319,9 +313,7 @@ def _seen_from(document: Path, path: Path) -> str:
 
 @app.command()
 def pack(
-    to: Annotated[
-        Path, typer.Option(help="Folder to copy to.", metavar="FOLDER", show_default=False)
-    ],
+    to: Annotated[Path, option("Folder to copy to.", "FOLDER")],
     out: Out = Path("results"),
 ) -> None:
     """Copy finished runs without their checkpoints, small enough to keep.
@@ -334,16 +326,10 @@ def pack(
 
 @app.command("resources")
 def show_resources(
-    all_: Annotated[
-        bool, typer.Option("--all", help="Also show the figures that agree.", metavar="")
-    ] = False,
+    all_: Annotated[bool, switch("Also show the figures that agree.", "--all")] = False,
     measure: Annotated[
         str | None,
-        typer.Option(
-            help="Also count the bytes of a few real steps of a preset.",
-            metavar="NAME",
-            show_default=False,
-        ),
+        option("Also count the bytes of a few real steps of a preset.", "NAME"),
     ] = None,
     json_: Json = False,
 ) -> None:
@@ -410,18 +396,13 @@ def show_theory(
     momentum: Annotated[str, typer.Option(help="β.", metavar="NUMBER")] = "0.9",
     lr: Annotated[
         str | None,
-        typer.Option(
-            help="η, for the constants C1 to C5. (default: the upper end)",
-            metavar="NUMBER",
-            show_default=False,
-        ),
+        option("η, for the constants C1 to C5. (default: the upper end)", "NUMBER"),
     ] = None,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            help="Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
-            metavar="FILE",
-            show_default=False,
+        option(
+            "Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
+            "FILE",
         ),
     ] = None,
     json_: Json = False,

@@ -29,14 +29,13 @@ def pairs(lines: Mapping[str, str]) -> Table:
 
 
 @contextmanager
-def stoppable(out: Path) -> Iterator[None]:
+def stoppable(out: Path, how: str | None = None) -> Iterator[None]:
     """On Ctrl-C or SIGTERM, ends the command with a hint on how to continue."""
     try:
         yield
     except KeyboardInterrupt as stop:
         if is_first():
-            how = (
-                f"; to continue: the same command with --out {out} --resume" if out.is_dir() else ""
-            )
-            console.print(f"\nstopped{how}", highlight=False, soft_wrap=True)
+            usual = f"to continue: the same command with --out {out} --resume"
+            hint = f"; {how or usual}" if out.is_dir() else ""
+            console.print(f"\nstopped{hint}", highlight=False, soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(stop, Stopped) else INTERRUPTED) from None

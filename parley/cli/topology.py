@@ -8,7 +8,7 @@ import typer
 
 from parley import graphs as topologies
 from parley.cli.flags import given_options, takes_experiment
-from parley.cli.options import Json, Picture, check_picture, count
+from parley.cli.options import Json, Picture, check_picture, count, option
 from parley.cli.screen import heading, pairs, screen
 from parley.experiment import Experiment
 from parley.graphs import Topology
@@ -33,11 +33,7 @@ def topology(
     ],
     agents: Annotated[
         str | None,
-        typer.Option(
-            help="Number of agents, unless SPEC states it, as a file or torus:2x5 does.",
-            metavar="N",
-            show_default=False,
-        ),
+        option("Number of agents, unless SPEC states it, as a file or torus:2x5 does.", "N"),
     ] = None,
     parameters: Annotated[
         str,

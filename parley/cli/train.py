@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from parley.cli.flags import code_in, given_options, takes_experiment, with_file
-from parley.cli.options import AllowCode, File, Json, Log, Out, Resume, output_folder
+from parley.cli.flags import given_options, takes_experiment, with_file
+from parley.cli.options import AllowCode, File, Json, Log, Out, Resume, option, output_folder
 from parley.cli.screen import heading, pairs, screen, stoppable
 from parley.cluster import launch
 from parley.cluster.host import Host
 from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
+from parley.code import allow
 from parley.experiment import Experiment
 from parley.measures import of_options
 from parley.results.table import Table
@@ -28,32 +29,28 @@ INCOMPLETE = 3
 HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "A TOML file with this host's own part: its agents, and where their data are.",
+        "FILE",
         "--host",
-        help="A TOML file with this host's own part: its agents, and where their data are.",
-        metavar="FILE",
-        rich_help_panel=HERE,
-        show_default=False,
+        panel=HERE,
     ),
 ]
 AgentsHere = Annotated[
     str | None,
-    typer.Option(
-        help="Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
+    option(
+        "Agents that live on this host, for example 0,1. (default: those of --data-here, or a "
         "share of the unclaimed ones)",
-        metavar="LIST",
-        rich_help_panel=HERE,
-        show_default=False,
+        "LIST",
+        panel=HERE,
     ),
 ]
 DataHere = Annotated[
     list[str] | None,
-    typer.Option(
-        help="An agent's own data: a folder, a hub ID owner/name, or module:function; may be "
-        "repeated.",
-        metavar="AGENT=PLACE",
-        rich_help_panel=HERE,
-        show_default=False,
+    option(
+        "An agent's own data: a folder, a hub ID owner/name, or module:function; may be repeated.",
+        "AGENT=PLACE",
+        panel=HERE,
     ),
 ]
 
@@ -82,9 +79,9 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
-    given = given_options(flags)
-    experiment = Experiment.of(**with_file(file, given))
-    part = Host.of(host, agents_here, data_here or (), [*(allow_code or ()), *code_in(given)])
+    experiment = Experiment.of(**with_file(file, given_options(flags)))
+    part = Host.of(host, agents_here, data_here or ())
+    allow([*part.allow_code, *(allow_code or ())])
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
@@ -94,7 +91,7 @@ def train(
         TrainingProgress(experiment, is_first()) as progress,
         trackers.logging(logged, experiment, out, progress) as watch,
     ):
-        load = partial(problem, places=part.data, allow_code=part.allow_code)
+        load = partial(problem, places=part.data)
         outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
         return

@@ -8,7 +8,7 @@ import typer
 
 from parley.cli.flags import given_options, takes_experiment
 from parley.cli.methods import chosen_methods, on_partitions, refuse_rates, run_tuning
-from parley.cli.options import File, Json, Out, Parallel, Resume, count, output_folder
+from parley.cli.options import File, Json, Out, Parallel, Resume, count, option, output_folder
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -32,19 +32,11 @@ def tune(
     *,
     algorithms: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated, as for parley compare. Or: all. (default: --algorithm)",
-            metavar="LIST",
-            show_default=False,
-        ),
+        option("Comma-separated, as for parley compare. Or: all. (default: --algorithm)", "LIST"),
     ] = None,
     partitions: Annotated[
         str | None,
-        typer.Option(
-            help="Several partitions, comma-separated, each tuned separately.",
-            metavar="LIST",
-            show_default=False,
-        ),
+        option("Several partitions, comma-separated, each tuned separately.", "LIST"),
     ] = None,
     trials: Annotated[
         str, typer.Option(help="Trials per method, the same number for all.", metavar="N")

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from parley import models
 from parley.cluster.noticeboard import Board, Member, listed
 from parley.cluster.words import Claims, Seat, understood
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
-from parley.experiment import HOW, Experiment
+from parley.experiment import HOW, OWN, Experiment
 from parley.graphs import Topology
 from parley.store.enclosed import enclosed
 from parley.store.folder import ENCLOSED
@@ -36,6 +37,11 @@ def plan(experiment: Experiment, topology: Topology, version: str | None = None)
     files = {ENCLOSED[name]: zlib.crc32(text.encode()) for name, text in kept.files.items()}
     chosen = kept.experiment.model_dump(mode="json")
     algorithm = chosen.pop("algorithm")
+    # Weights may be in different places too: what is learned is broadcast, what is frozen compared.
+    chosen["init"] = bool(experiment.init)
+    if models.is_code(experiment.model) or "model" in experiment.from_python:
+        # Each host has its own code: what it makes of it is compared, parameter by parameter.
+        chosen |= {"model": OWN, "model_options": {}}
     together = {"on_failure", "patience", "suspicious"}
     said = {name: value for name, value in chosen.items() if name not in HOW or name in together}
     return {
@@ -59,6 +65,7 @@ def claims(
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
         "parameters": {name: list(shape) for name, shape in parameters},
+        "buffers": {name: list(b.shape) for name, b in sorted(task.whole.named_buffers())},
         "frozen parameters": _frozen(task),
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
     }

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import networkx as nx
+import torch
 from torch import Tensor
 
 from parley import graphs as topologies
@@ -58,6 +59,8 @@ class Position:
     """Epochs whose records and checkpoints are written; -1: it has no models."""
     step: int = -1
     x_AD: Tensor | None = None
+    b_AS: Tensor | None = None
+    """Their running statistics, if they have some."""
     seconds: float = 0.0
     samples: float = 0.0
     sent: dict[Kind, Tensor] = field(default_factory=dict)
@@ -74,7 +77,8 @@ class Position:
             return cls()
         epoch, about = found.about["epoch"], found.about
         step = end_of(epoch)
-        return cls(epoch, step, found.state, about["seconds"], about["samples"], found.sent)
+        how = (about["seconds"], about["samples"], found.sent)
+        return cls(epoch, step, found.state, found.b_AS, *how)
 
 
 class Membership:
@@ -242,9 +246,12 @@ class Recovery:
         if not fresh:
             x_AD = mine.x_AD if board.rank not in behind else run.state.x_AD
             assert x_AD is not None
-            x_AD = self._lent(x_AD.to(run.state.x_AD), behind)
+            b_AS = run.b_AS if mine.b_AS is None or board.rank in behind else mine.b_AS
+            models_AE = torch.cat([x_AD.to(run.state.x_AD), b_AS.to(run.b_AS)], 1)
+            x_AD, b_AS = self._lent(models_AE, behind).split([run.task.size, b_AS.shape[1]], 1)
+            x_AD = x_AD.contiguous()
             about = {"epoch": epoch, "step": step, "seconds": mine.seconds}
-            run.restore(run.state, {**about, "samples": mine.samples}, mine.sent)
+            run.restore(run.state, {**about, "samples": mine.samples}, mine.sent, b_AS.contiguous())
             run.state = run.algorithm.init(x_AD, run.hood, apart=True)
             run.losses = list(mine.losses) if board.rank not in behind else []
         self._share_records([e for e, _ in said], epoch)
@@ -286,6 +293,7 @@ class Recovery:
             journal.epoch,
             run.step,
             run.state.x_AD,
+            run.b_AS,
             about["seconds"],
             about["samples"],
             {kind: value.clone() for kind, value in run.transport.sent.items()},

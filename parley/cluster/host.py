@@ -4,6 +4,7 @@ All hosts share one experiment. What differs from host to host is in a small TOM
 or in flags, and no other host learns it except for the agents' numbers:
 
     agents = [0, 1]
+    allow_code = ["mymodels"]    # modules that the experiment may name code from
 
     [data]
     0 = "/srv/ward-a"        # a folder
@@ -35,7 +36,7 @@ class Host(BaseModel):
     data: dict[int, str] = {}
     """For each agent here a folder, a hub ID owner/name, or module:function."""
     allow_code: tuple[str, ...] = ()
-    """Modules of this host's own from which the experiment may name functions."""
+    """Modules that the model, loss and metrics of the shared experiment may be imported from."""
 
     @field_validator("agents")
     @classmethod
@@ -44,11 +45,7 @@ class Host(BaseModel):
 
     @classmethod
     def of(
-        cls,
-        file: Path | None = None,
-        agents: str | None = None,
-        data: Sequence[str] = (),
-        allow_code: Sequence[str] = (),
+        cls, file: Path | None = None, agents: str | None = None, data: Sequence[str] = ()
     ) -> "Host":
         """From a file and overriding flags: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
         given = read_file(file) if file else {}
@@ -65,8 +62,6 @@ class Host(BaseModel):
             places[number] = place
         if places:
             given["data"] = {**given.get("data", {}), **places}
-        if allow_code:
-            given["allow_code"] = [*given.get("allow_code", ()), *allow_code]
         try:
             return cls(**given)
         except ValidationError as error:

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,8 +21,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
+from parley.cluster import handshake
 from parley.cluster.lastwords import last_words
-from parley.cluster.noticeboard import PARTING, Board, Member, Noticeboard, StoreLost, ask
+from parley.cluster.noticeboard import (
+    PARTING,
+    Board,
+    Member,
+    Noticeboard,
+    StoreLost,
+    ask,
+    unexpected,
+)
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.wire import direct
@@ -36,6 +45,8 @@ log = logging.getLogger(__name__)
 
 BEAT = 1.0
 """Seconds between two looks at whether the launcher is still there."""
+LAST_WORDS = 6.0
+"""Seconds that a worker whose launcher is gone has to end on its own."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
 """Names the network interface that gloo uses."""
 
@@ -105,6 +116,14 @@ class Gathering(ABC):
     def label(self, worker: int) -> int | str:
         """What a worker is called in a run's files."""
         return worker
+
+    def seats(self, lobby: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+        """The worker of every agent, as all claim them in the lobby."""
+        return handshake.seats(lobby, agents, mine)
+
+    def reseated(self, roster: Roster) -> tuple[int, ...] | None:
+        """The worker of every agent in a generation; None: as at the start."""
+        return None
 
     def expect(self, agents: int, edges: int, size: int) -> None:  # noqa: B027
         """The model is known: it takes so many bytes."""
@@ -228,23 +247,24 @@ class Meeting(Gathering):
             board.leave()
             _disconnect()
             explained = board.explain(lost)
-            board.part()
+            board.part(explained)
             raise explained from None
         except ParleyError as error:
             if isinstance(error, Suspicious) and error.drop and not final:
                 raise  # the others continue without the worker in question
             first = board.fail(error)
             _disconnect()
-            board.part()
+            board.part(first)
             raise (error if first is error else first) from None
         except KeyboardInterrupt:
             if final:
                 board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
             raise
         except Exception as error:
-            board.fail(ParleyError(f"{self._own_name(board)}: {error!r}"))
+            words = repr(error) if self.local else unexpected(error)
+            first = board.fail(ParleyError(f"{self._own_name(board)}: {words}"))
             _disconnect()
-            board.part()
+            board.part(first)
             raise
         finally:
             _disconnect()
@@ -293,7 +313,7 @@ def end_with_launcher() -> None:
             time.sleep(BEAT)
         log.error("torchrun is gone, so this worker stops; --resume continues the run")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(2 * PARTING)
+        time.sleep(LAST_WORDS)
         os._exit(1)  # it may be waiting for others and not hear signals
 
     threading.Thread(target=watch, daemon=True).start()
@@ -352,19 +372,31 @@ def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Stor
     earlier processes cannot have seen the numbers of later ones.
     """
     own = uuid.uuid4().hex
-    store.set(f"parley/start/{rank}", own)
     keys = [f"parley/{what}/{r}" for what in ("start", "seen") for r in range(world)]
     deadline, seen = time.monotonic() + patience, ""
-    while time.monotonic() < deadline:
-        numbers = store.multi_get(keys[:world]) if store.check(keys[:world]) else []
-        if (sight := b",".join(numbers).decode()) != seen:
-            store.set(f"parley/seen/{rank}", sight)
+
+    def look() -> list[bytes]:
+        """What all have drawn and seen, if all have; publishes what this one sees."""
+        nonlocal seen
+        if not store.check(keys[:world]):
+            return []
+        sight = hashlib.sha256(b",".join(store.multi_get(keys[:world]))).hexdigest()[:16]
+        if sight != seen:
             seen = sight
-        if seen and store.check(keys) and set(store.multi_get(keys[world:])) == {seen.encode()}:
-            return PrefixStore(hashlib.sha256(seen.encode()).hexdigest()[:16], store)
-        time.sleep(0.02)
-    missing = [r for r, key in enumerate(keys[:world]) if not store.check([key])]
-    who = f"worker {', '.join(map(str, missing))} is missing" if missing else "some are restarting"
+            store.set(f"parley/seen/{rank}", sight)
+        return store.multi_get(keys[world:]) if store.check(keys) else []
+
+    try:
+        ask(lambda: store.set(keys[rank], own), patience)
+        while time.monotonic() < deadline:
+            if set(ask(look, patience)) == {seen.encode()}:
+                return PrefixStore(seen, store)
+            time.sleep(0.02)
+        came = ask(lambda: [store.check([key]) for key in keys[:world]], patience)
+    except StoreLost as error:
+        raise _not_all_came(error, world, patience) from None
+    missing = ", ".join(str(r) for r, is_there in enumerate(came) if not is_there)
+    who = f"worker {missing} is missing" if missing else "some are restarting"
     raise _not_all_came(ParleyError(who), world, patience)
 
 

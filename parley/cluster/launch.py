@@ -52,8 +52,10 @@ def execute(
     watch: Watcher,
     host: Host | None = None,
     callbacks: Callbacks | None = None,
+    everywhere: bool = False,
 ) -> Outcome | None:
-    """Runs the experiment; returns its outcome, or None on workers other than the first.
+    """Runs the experiment; returns its outcome, or None on workers other than the first, unless
+    `everywhere` asks for it in every process of a launcher.
 
     `load` creates the problem; with several workers it is called in each of them, with the agents
     that it hosts. `host` is what only this host knows.
@@ -73,7 +75,7 @@ def execute(
     experiment = experiment.replace(workers=world) if launched else experiment
     assignment = Assignment(experiment, load, out, resume, watch, mine, callbacks or Callbacks())
     if launched:
-        return work(assignment, as_launched(experiment))
+        return work(replace(assignment, everywhere=everywhere), as_launched(experiment))
     if mine is not None and set(mine) != set(range(experiment.agents)):
         valid = f"all {experiment.agents} agents, or torchrun on every host"
         raise BadValue("agents_here", ",".join(map(str, mine)), valid, "this is the only host")

@@ -29,8 +29,8 @@ ENDED = "parley/ended"
 """How many processes have seen it."""
 LEFT = "parley/left"
 """Which processes left on purpose, before closing their connections."""
-PARTING = 3.0
-"""Seconds that processes have to end on their own once one has failed."""
+PARTING = 10.0
+"""Seconds that processes on busy hosts have to end on their own once one has failed."""
 ROLL_CALL = 30.0
 """Upper limit, in seconds, for a process on a busy host to notice that another was lost."""
 
@@ -167,7 +167,8 @@ class Noticeboard(Board):
                 who = ", ".join(self.name(rank) for rank in silent)
                 raise Silent(
                     f"workers: {who} did not report its {what} "
-                    f"within {self.patience:g} seconds (--patience)"
+                    f"within {self.patience:g} seconds (--patience)",
+                    silent,
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, 0.1)
@@ -200,10 +201,9 @@ class Noticeboard(Board):
         found = [self._ask(partial(store.get, key)) for key in keys]
         return b"".join(found).decode("utf-8", "replace")
 
-    def fail(self, error: Exception) -> ParleyError:
+    def fail(self, said: ParleyError) -> ParleyError:
         """Reports why this process ends, unless another was first; returns the first report."""
         store = self.root
-        said = error if isinstance(error, ParleyError) else ParleyError(str(error))
         if store is None:
             return said
         line = str(said)
@@ -269,17 +269,18 @@ class Noticeboard(Board):
         who = " or ".join(self.name(rank) for rank in gone)
         how = "no answer in time" if lost.timed_out else "its connection was closed"
         then = "start all again with --resume, or use --on-failure heal to continue without it"
-        return self.fail(lost.saying(f"workers: lost {who} ({how}); {then}"))
+        return self.fail(WorkerLost(f"workers: lost {who} ({how}); {then}", gone, lost.timed_out))
 
-    def part(self) -> None:
+    def part(self, error: ParleyError) -> None:
         """After a failure: gives the others a moment to read about it, since the store may end
-        with this process."""
+        with this process. Workers that were lost are not waited for."""
         store, deadline = self.root, time.monotonic() + PARTING
+        living = self.world - (len(error.workers) if isinstance(error, WorkerLost) else 0)
         if store is None:
             return
         with suppress(StoreLost):
             heard = self._ask(lambda: store.add(ENDED, 1))
-            while heard < self.world and time.monotonic() < deadline:
+            while heard < living and time.monotonic() < deadline:
                 time.sleep(0.05)
                 heard = self._ask(lambda: store.add(ENDED, 0))
 
@@ -302,6 +303,19 @@ def written_failure(error: ParleyError) -> str:
     if isinstance(error, WorkerLost):
         said |= {"lost": list(error.workers)}
     return json.dumps(said)
+
+
+def unexpected(error: Exception) -> str:
+    """An error that is a mistake in some code, as it is reported to other hosts.
+
+    Its message may quote data of this host, so only its kind is passed on.
+
+    >>> unexpected(ValueError("could not convert string to float: 'Jane Doe'"))
+    'failed with a ValueError; its own output says more'
+    """
+    kind = type(error).__name__
+    article = "an" if kind[0] in "AEIOU" else "a"
+    return f"failed with {article} {kind}; its own output says more"
 
 
 def read_failure(note: str) -> ParleyError:

@@ -73,6 +73,8 @@ class Assignment:
     """The agents that this host claims; None: a share of the unclaimed ones."""
     callbacks: Callbacks = field(default_factory=Callbacks)
     """What worker 0 asks whether to continue."""
+    everywhere: bool = False
+    """Whether every worker gets the outcome, or only the first."""
     version: str = field(default_factory=handshake.code)
     """The version of the code. Workers started by this process inherit it: they run the same files,
     whatever has been committed since."""
@@ -85,15 +87,20 @@ class Outcome:
         self,
         records: list[Record],
         summary: dict[str, Any],
-        x_ND: Tensor,
+        models_NE: Tensor,
+        mean_E: Tensor,
         run: Run,
         about: dict[str, dict[str, Any]],
     ) -> None:
         self.records = records
         self.summary = summary
-        self.x_ND = x_ND
-        """Every agent's model."""
         self.task = run.task
+        self.x_ND = models_NE[:, : run.task.size]
+        """Every agent's parameters."""
+        self.models_NE = models_NE
+        """The same with the running statistics of each model behind them."""
+        self.mean_E = mean_E
+        """The average of all."""
         self.about = about
         """What the folder has besides records: ``agents`` and ``confusion``."""
 
@@ -112,6 +119,7 @@ class Worker:
         self.assignment = assignment
         self.experiment = assignment.experiment
         self.meeting = meeting
+        self.everywhere = meeting.apart or assignment.everywhere
         self.membership = meeting.membership()
         self.position = Position()
         self.noted: tuple[int, ...] = ()
@@ -130,7 +138,7 @@ class Worker:
     def _prepare(self, lobby: Board, back: bool) -> None:
         """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
-        self.worker_of = handshake.seats(lobby, experiment.agents, assignment.mine)
+        self.worker_of = self.meeting.seats(lobby, experiment.agents, assignment.mine)
         self.members: Mapping[int, Member] = dict(lobby.members)
         hosted = self._introduce()
         restarted = any(lobby.share("restarts", _restarts(), Count))
@@ -186,6 +194,7 @@ class Worker:
         while True:
             membership = self.membership
             roster = membership.next_roster(left) if membership else self.meeting.everyone
+            self.worker_of = self.meeting.reseated(roster) or self.worker_of
             try:
                 with self.meeting.connected(roster, self.members) as board:
                     outcome = self._train(roster, board)
@@ -232,7 +241,7 @@ class Worker:
             journal.restore(run)
         told = board.rank == 0 or self.meeting.apart
         watch = self.assignment.watch if told else unwatched
-        return follow(run, journal, watch, self.agents, self.meeting.apart)
+        return follow(run, journal, watch, self.agents, self.everywhere)
 
     def _recovered(
         self,
@@ -249,7 +258,7 @@ class Worker:
         self._tell(membership, roster, run, journal, bridges)
         try:
             each = partial(self._each, membership, roster, run, journal.board.rank)
-            return follow(run, journal, each, self.agents, self.meeting.apart)
+            return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
 
@@ -290,7 +299,17 @@ class Worker:
             "bridges": [list(bridge) for bridge in bridges],
         }
         journal.note(event, self.meeting.apart)
-        for word, workers in (("was lost; continuing without", gone), ("rejoined with", back)):
+        earlier = (
+            {w for n in range(roster.generation) for w in membership.roster(n)} if back else {}
+        )
+        new = [worker for worker in back if worker not in earlier]
+        back = [worker for worker in back if worker in earlier]
+        changes = (
+            ("was lost; continuing without", gone),
+            ("rejoined with", back),
+            ("joined with", new),
+        )
+        for word, workers in changes:
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 who = worker_name(self.meeting.label(worker))
@@ -319,10 +338,10 @@ def _restarts() -> int:
 
 
 def follow(
-    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], apart: bool = False
+    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
 ) -> Outcome | None:
-    """Trains to the end and writes the results; returns the outcome, on worker 0 or (`apart`) on
-    every worker."""
+    """Trains to the end and writes the results; returns the outcome, on worker 0 or on every
+    worker."""
     journal.describe(agents)
     with reported(journal.out if journal.keeper else None, journal.locked) as report:
         try:
@@ -337,15 +356,17 @@ def follow(
             raise
         except ParleyError as error:
             raise journal.with_remedy(error) from None
-        x_ND = run.transport.gather(run.state.x_AD)
+        models_NE = run.transport.gather(run.models_AE)
+        mean_E = run.mean_model()
         last = journal.last(run)
-        confusion = _confusion(run, agents["classes"], last, x_ND)
-        summary = journal.finish(run, confusion)
+        confusion = _confusion(run, agents["classes"], last, models_NE)
+        summary = journal.finish(run, confusion, mean_E)
         if absent := summary.get("agents_absent"):
             log.warning("the run ends without %s: their workers are gone", listed(absent))
-    if run.transport.placement.here and not apart:
+    if run.transport.placement.here and not everywhere:
         return None
-    return Outcome(journal.records, summary, x_ND, run, {"agents": agents, "confusion": confusion})
+    about = {"agents": agents, "confusion": confusion}
+    return Outcome(journal.records, summary, models_NE, mean_E, run, about)
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -374,14 +395,14 @@ def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board)
     return [known.get(agent, [0] * classes) for agent in range(agents)]
 
 
-def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> dict[str, Any]:
+def _confusion(run: Run, names: Sequence[str], last: Record, models_NE: Tensor) -> dict[str, Any]:
     """Confusion matrices of the best and the worst agent; all workers take part. Nothing where a
     sample does not have one class."""
     if not run.task.goal.has_classes:
         return {}
     measure = run.experiment.measures[0]
     placement = run.transport.placement
-    present = [placement.number(row) for row in range(len(x_ND))]
+    present = [placement.number(row) for row in range(len(models_NE))]
     each: list[float | None] = last.get(measure.field("agents"), [])  # type: ignore[assignment]
     sign = 1 if measure.higher else -1
     figures = [sign * (each[agent] or 0.0) for agent in present]
@@ -389,13 +410,13 @@ def _confusion(run: Run, names: Sequence[str], last: Record, x_ND: Tensor) -> di
     worst = min(range(len(present)), key=figures.__getitem__)
     return {
         "classes": list(names),
-        "best": _matrix(run, present[best], x_ND[best], len(names)),
-        "worst": _matrix(run, present[worst], x_ND[worst], len(names)),
+        "best": _matrix(run, present[best], models_NE[best], len(names)),
+        "worst": _matrix(run, present[worst], models_NE[worst], len(names)),
     }
 
 
-def _matrix(run: Run, agent: int, x_D: Tensor, classes: int) -> dict[str, Any]:
-    cells = run.test.confusion(x_D.to(run.state.x_AD.device), classes)
+def _matrix(run: Run, agent: int, x_E: Tensor, classes: int) -> dict[str, Any]:
+    cells = run.test.confusion(x_E.to(run.state.x_AD.device), classes)
     right = float(cells.diag().sum()) / max(1, int(cells.sum()))
     return {"agent": agent, "accuracy": round(right, 6), "matrix": cells.tolist()}
 

@@ -4,10 +4,12 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 from parley.cache import cache_folder
@@ -20,7 +22,7 @@ from parley.compute.engine import Engine, LoopEngine, VmapEngine
 from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import unknown_name
-from parley.files import write_atomically
+from parley.files import make_folder, write_atomically
 
 Shape = tuple[int, ...] | None
 """Of one input, where it is known."""
@@ -33,6 +35,8 @@ def _no_kernels(task: Task, shape: Shape) -> str:
 def _no_vmap(task: Task, shape: Shape) -> str:
     if task.random or getattr(task.model, "loop_only", False):
         return "the model draws random numbers or cannot be batched"
+    if task.uses_batch:
+        return "short batches are padded, which would change the statistics of BatchNorm"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules()):
         return "batched convolutions become grouped ones, which are slow"
     return ""
@@ -97,24 +101,39 @@ def fastest(task: Task, batch: Batch) -> str:
     parts = (repr(task.model), task.sizes, batch.inputs.shape[1:], task.dtype, names)
     about = (*map(str, parts), torch.__version__, kernels.processor(), batch.inputs.device.type)
     key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:20]
-    known = _remembered(memory.read_text(encoding="utf-8") if memory.is_file() else "")
+    known = _remembered(memory)
     if known.get(key) not in names:
         seconds = {name: _trial(name, task, batch) for name in names}
-        known[key] = min(names, key=lambda name: seconds[name])
-        with suppress(OSError):  # a cache that cannot be written costs a trial each time, no more
-            write_atomically(memory, json.dumps(known, indent=1))
+        return _settled(memory, key, names, min(names, key=lambda name: seconds[name]))
     return known[key]
 
 
-def _remembered(text: str) -> dict[str, str]:
+def _remembered(memory: Path) -> dict[str, str]:
     try:
-        known = json.loads(text)
-    except json.JSONDecodeError:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
 
 
+def _settled(memory: Path, key: str, names: Sequence[str], found: str) -> str:
+    """Remembers the outcome of a trial. Runs that started together have each made one: the first to
+    write decides for all, or their last digits could differ."""
+    # A cache that cannot be written costs a trial each time, no more.
+    with suppress(OSError):
+        make_folder(memory.parent)
+        with FileLock(f"{memory}.lock", timeout=LOCK_SECONDS):
+            known = _remembered(memory)
+            if known.get(key) not in names:
+                write_atomically(memory, json.dumps(known | {key: found}, indent=1))
+                return found
+            return known[key]
+    return found
+
+
 TRIALS, TRIAL_SECONDS = 3, 0.05
+LOCK_SECONDS = 30.0
+"""A file that somebody else has locked for longer is not written."""
 
 
 def _trial(name: str, task: Task, batch: Batch) -> float:

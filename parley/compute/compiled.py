@@ -19,19 +19,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from parley.compute import kernels
-from parley.compute.engine import Engine, Pairs, Share
+from parley.compute.engine import Engine, Pairs, Share, dropout_seed
 from parley.compute.layers import Unsupported
-from parley.compute.planner import Loss, Plan
+from parley.compute.losses import Deviation, EachLabel, YesOrNo
+from parley.compute.planner import (
+    BINARY_CROSS_ENTROPY,
+    CROSS_ENTROPY,
+    SQUARED_ERROR,
+    Loss,
+    Parameters,
+    Plan,
+)
 from parley.compute.reader import Traced
 from parley.compute.task import Task, cross_entropy
 from parley.data import Batch
 from parley.errors import BadValue
 
-VECTORS, FEWER = 4, 2
-"""Vectors of samples that pass through a network together, if all of it then fits into"""
-NEAR = 1 << 20
-"""bytes, about the second cache, and otherwise: a tile of six channels by two vectors computes as
-fast, and what passes between two layers is half as large."""
+VECTORS = 2
+"""Vectors of samples that pass through a network together. A tile of six channels by two vectors
+fills the registers, and what passes between two layers is half as large as with four."""
 WORTH_A_THREAD = 5e8
 """Floating-point operations from which on a call is shared out among threads, some milliseconds:
 with less, waking them costs more than they give."""
@@ -65,11 +71,6 @@ def _read(task: Task) -> Traced:
     _loss(task)
     if task.dtype != torch.float32 or task.start().device.type != "cpu":
         raise Unsupported("the kernels compute in float32 on a CPU")
-    for name, parameter in task.model.named_parameters():
-        if not parameter.requires_grad:
-            raise Unsupported(f"the parameter {name!r} is frozen")
-    if task.random:
-        raise Unsupported("the model draws random numbers")
     if task not in _READ:
         _READ[task] = Traced(task.model)
     return _READ[task]
@@ -79,10 +80,24 @@ def _loss(task: Task) -> Loss:
     loss = task.loss
     if loss is cross_entropy:
         return Loss()
-    if type(loss) is nn.CrossEntropyLoss and loss.reduction == "none" and loss.ignore_index < 0:
-        weights = None if loss.weight is None else tuple(loss.weight.tolist())
-        return Loss(loss.label_smoothing, weights)
-    raise Unsupported("the loss is not cross-entropy")
+    if getattr(loss, "reduction", "") == "none":
+        if type(loss) is nn.CrossEntropyLoss and loss.ignore_index < 0:
+            return Loss(CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
+        if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
+            return Loss(BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
+        if type(loss) is nn.MSELoss:
+            return Loss(SQUARED_ERROR)
+    if isinstance(loss, EachLabel):
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
+    if isinstance(loss, YesOrNo) and task.scores == 1 and not loss.settings.weights:
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
+    if loss == Deviation("mse"):
+        return Loss(SQUARED_ERROR)
+    raise Unsupported("the loss is not cross-entropy, binary cross-entropy or the squared error")
+
+
+def _numbers(weights: Tensor | None) -> tuple[float, ...] | None:
+    return None if weights is None else tuple(weights.flatten().tolist())
 
 
 class FusedEngine(Engine):
@@ -117,8 +132,9 @@ class FusedEngine(Engine):
         inputs_P, targets_P, size_P = (values[row_P] for values in ready.of_rows)
         loss_P = torch.empty(len(rows))
         g_PD = torch.empty(x_PD.shape)
+        plan = ready.ground.plan
 
-        def work(thread: int, part: slice) -> None:
+        def work(thread: int, part: slice, masks: int | None = None) -> None:
             self._library.parley_gradients(
                 ready.ground.plan.graph,
                 part.stop - part.start,
@@ -126,6 +142,7 @@ class FusedEngine(Engine):
                 x_PD.stride(0),
                 inputs_P[part].ctypes.data,
                 targets_P[part].ctypes.data,
+                masks,
                 size_P[part].ctypes.data,
                 loss_P[part].data_ptr(),
                 g_PD[part].data_ptr(),
@@ -133,9 +150,25 @@ class FusedEngine(Engine):
                 ready.ground.workspaces[thread].data_ptr(),
             )
 
-        flops = 3 * ready.ground.plan.flops * int(size_P.sum())
+        if plan.masks:  # drawn for one pair at a time: those of all would fill the memory
+            for p, (row, owner) in enumerate(zip(rows, owners, strict=True)):
+                drawn = self._masks(plan, batch, row, owner)
+                addresses = np.array([mask.data_ptr() for mask in drawn], dtype=np.int64)
+                of_pair = np.array([addresses.ctypes.data], dtype=np.int64)
+                work(0, slice(p, p + 1), of_pair.ctypes.data)
+            return loss_P, g_PD
+        flops = 3 * plan.flops * int(size_P.sum())
         self.crew.share(work, _slices(len(rows), self._threads(flops)))
         return loss_P, g_PD
+
+    def _masks(self, plan: Plan, batch: Batch, row: int, owner: int) -> list[Tensor]:
+        """What the model's dropouts draw, in their order: the numbers that torch would draw."""
+        generator = torch.Generator().manual_seed(dropout_seed(self.seed, batch, row, owner))
+        size = batch.sizes[row]
+        return [
+            torch.empty(size, *mask.shape).bernoulli_(mask.kept, generator=generator)
+            for mask in plan.masks
+        ]
 
     def accumulate(
         self,
@@ -150,7 +183,7 @@ class FusedEngine(Engine):
         row_P = ready.checked(pairs.rows.numpy())
         samples = int(ready.of_rows[2][row_P].sum())
         threads = self._threads(3 * ready.ground.plan.flops * samples)
-        if threads > 1 and len(shares) > 1:
+        if ready.ground.plan.masks or (threads > 1 and len(shares) > 1):
             # With two targets for a gradient no cut keeps threads from meeting at some row.
             super().accumulate(x_AD, batch, pairs, shares, sums)
             return
@@ -245,13 +278,13 @@ class FusedEngine(Engine):
             raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
         ends = np.cumsum((0, *self.task.sizes)).tolist()
         offsets = dict(zip(self.task.names, ends, strict=False))
-        lanes = kernels.lanes()
-
-        def plan(vectors: int) -> Plan:
-            return Plan(network, offsets, self.task.size, vectors, _loss(self.task))
-
-        made = plan(VECTORS)
-        return made if made.vectors * lanes * 4 <= NEAR else plan(FEWER)
+        frozen = {
+            name: p.detach().contiguous()
+            for name, p in self.task.model.named_parameters()
+            if name not in offsets
+        }
+        parameters = Parameters(offsets, self.task.size, frozen)
+        return Plan(network, parameters, VECTORS, _loss(self.task))
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing
@@ -270,11 +303,7 @@ class FusedEngine(Engine):
             raise ValueError(f"inputs of {batch.inputs.dtype}, not float32")
         if max(batch.sizes) > batch.inputs.shape[1]:
             raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
-        inputs, targets = batch.inputs.contiguous(), batch.targets.long().contiguous()
-        classes = ground.plan.classes
-        least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
-        if not 0 <= least <= most < classes:
-            raise BadValue("data", most, f"targets from 0 to {classes - 1}")
+        inputs, targets = batch.inputs.contiguous(), _targets(batch, ground.plan)
         size_R = np.asarray(batch.sizes, dtype=np.int64)
         floats = self._library.parley_converted(graph, inputs.shape[1])
         again = kept is not None and kept.of[0].shape == batch.inputs.shape
@@ -290,10 +319,25 @@ class FusedEngine(Engine):
         )
         row_R = np.arange(len(inputs))
         inputs_R = memory.data_ptr() + 4 * floats * row_R
-        targets_R = targets.data_ptr() + 8 * targets.stride(0) * row_R
+        targets_R = targets.data_ptr() + targets.element_size() * targets.stride(0) * row_R
         of_rows = (inputs_R, targets_R, size_R)
         self._kept = _Ready(ground, now, batch.sizes, memory, targets, of_rows)
         return self._kept
+
+
+def _targets(batch: Batch, plan: Plan) -> Tensor:
+    """Classes, or a number for every output, as the kernels take them."""
+    if plan.loss != CROSS_ENTROPY:
+        rows, samples = batch.targets.shape[:2]
+        if batch.targets.numel() != rows * samples * plan.classes:
+            shape = list(batch.targets.shape[2:])
+            raise BadValue("data", shape, f"targets of {plan.classes} numbers for each sample")
+        return batch.targets.float().reshape(rows, samples * plan.classes).contiguous()
+    targets = batch.targets.long().contiguous()
+    least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
+    if not 0 <= least <= most < plan.classes:
+        raise BadValue("data", most, f"targets from 0 to {plan.classes - 1}")
+    return targets
 
 
 class _Ground(NamedTuple):

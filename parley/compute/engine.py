@@ -109,7 +109,7 @@ class Engine(ABC):
 
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to held-out inputs."""
-        return self.task.predict(_on_a_cache_line(x_D), _on_a_cache_line(inputs))
+        return self.task.predict(on_a_cache_line(x_D), on_a_cache_line(inputs))
 
 
 def _sums(share: Share, some: slice, crew: Crew) -> Sums:
@@ -117,7 +117,7 @@ def _sums(share: Share, some: slice, crew: Crew) -> Sums:
     return Sums(targets, range(len(targets)), share.weight_P[some], crew)
 
 
-def _on_a_cache_line(values: Tensor) -> Tensor:
+def on_a_cache_line(values: Tensor) -> Tensor:
     """The same values where a cache line begins: a product's rounding may depend on where its
     factors lie, and in which row they stand depends on the placement."""
     return (
@@ -125,6 +125,12 @@ def _on_a_cache_line(values: Tensor) -> Tensor:
         if values.data_ptr() % 64 == 0 and values.is_contiguous()
         else values.clone(memory_format=torch.contiguous_format)
     )
+
+
+def dropout_seed(seed: int, batch: Batch, row: int, owner: int) -> int:
+    """What dropout draws for one agent's model on a batch follows from this, wherever that is."""
+    key = [seed, 3, batch.agents[row], owner, batch.step]
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
 
 
 class LoopEngine(Engine):
@@ -139,10 +145,6 @@ class LoopEngine(Engine):
         with torch.random.fork_rng(devices=[], enabled=self.task.random):
             return self._one_by_one(x_PD, batch, rows, owners)
 
-    def _dropout_seed(self, batch: Batch, row: int, owner: int) -> int:
-        key = [self.seed, 3, batch.agents[row], owner, batch.step]
-        return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-
     def _one_by_one(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
@@ -150,9 +152,9 @@ class LoopEngine(Engine):
         for p, (row, owner) in enumerate(zip(rows, owners, strict=True)):
             n = batch.sizes[row]
             if self.task.random:
-                torch.manual_seed(self._dropout_seed(batch, row, owner))
-            x_D = _on_a_cache_line(x_PD[p].detach()).requires_grad_()
-            inputs = _on_a_cache_line(batch.inputs[row, :n])
+                torch.manual_seed(dropout_seed(self.seed, batch, row, owner))
+            x_D = on_a_cache_line(x_PD[p].detach()).requires_grad_()
+            inputs = on_a_cache_line(batch.inputs[row, :n])
             loss = self.task.losses(x_D, inputs, batch.targets[row, :n]).mean()
             (g_PD[p],) = torch.autograd.grad(loss, x_D)
             loss_P[p] = loss.detach()
@@ -166,6 +168,9 @@ class VmapEngine(Engine):
         super().__init__(task, seed, threads)
         if task.random:
             raise BadValue("engine", "vmap", "loop", "the model has dropout")
+        if task.uses_batch:
+            because = "short batches are padded, which would change the statistics of BatchNorm"
+            raise BadValue("engine", "vmap", "loop", because)
 
         def loss(x_D: Tensor, inputs: Tensor, targets: Tensor, weights_B: Tensor) -> Tensor:
             return (task.losses(x_D, inputs, targets) * weights_B).sum()

@@ -76,6 +76,20 @@ class Goal:
                 return wanted, f"it has {found[2]} tokens, but the data have token {most}"
         return "", ""
 
+    def possible(self, targets: Tensor, answer_shape: tuple[int, ...]) -> bool:
+        """Whether targets that somebody else reports can be those of this task, for a model whose
+        outputs for a sample have this shape."""
+        if not bool(torch.isfinite(targets).all()):
+            return False
+        if self.task in (REGRESSION, OWN) or not targets.numel():
+            return True
+        if self.task == MULTILABEL:
+            return bool(((targets == 0) | (targets == 1)).all())
+        counted = targets[targets != self.ignored] if not self.has_classes else targets
+        axis = -1 if self.task == LANGUAGE_MODEL else 0
+        classes = max(2, answer_shape[axis] if answer_shape else 1)
+        return bool(((counted >= 0) & (counted < classes)).all())
+
     def pair(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets as losses and metrics take them: of the same shape where torch's own
         losses want that."""

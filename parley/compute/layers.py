@@ -317,6 +317,23 @@ def _reshape(call: Call) -> int:
     return number if before == after else call.emit("reshape", ((number, before),))
 
 
+def _dropout(call: Call) -> int:
+    """A mask of its own: the first one that is drawn has number 0."""
+    layer = call.layer
+    assert isinstance(layer, nn.Dropout | nn.Dropout2d)
+    if layer.p in (0, 1):  # then torch draws nothing
+        return _same(call) if not layer.p else _affine(call, 0.0, 0.0)
+    shape = shape_of(call.results[call.node], call.where)
+    whole_channels = isinstance(layer, nn.Dropout2d)
+    if whole_channels and call.results[call.node].ndim != 4:
+        raise Unsupported(f"{call.where} is not applied to maps")
+    which = sum(step.operation == "masking" for step in call.steps)
+    # As torch does it: a mask of ones is divided by the share that is left.
+    number = float(torch.tensor(1.0) / (1 - layer.p))
+    options = (which, whole_channels)
+    return call.emit("masking", (), (), options, (number, layer.p), shape)
+
+
 def _same(call: Call) -> int:
     return call.value(call.argument(0, "input"))[0]
 
@@ -353,6 +370,8 @@ LAYERS: dict[type[nn.Module], Reader] = {
     nn.AvgPool2d: _mean_pool,
     nn.AdaptiveAvgPool2d: _adaptive_mean,
     nn.AdaptiveMaxPool2d: _adaptive_max,
+    nn.Dropout: _dropout,
+    nn.Dropout2d: _dropout,
     nn.Flatten: _reshape,
     nn.Unflatten: _reshape,
     nn.Identity: _same,

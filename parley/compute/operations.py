@@ -95,4 +95,5 @@ OPERATIONS: dict[str, Operation] = {
     "product": Operation(6, _keeps("first", "second"), _one_each),
     "concatenation": Operation(7, _keeps(), lambda step: 0),
     "reshape": Operation(8, _keeps(), lambda step: 0),
+    "masking": Operation(9, _keeps(), _one_each, in_place=True),
 }

@@ -8,8 +8,10 @@ to the caches.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
+
+from torch import Tensor
 
 from parley.compute import kernels
 from parley.compute.kernels import NOTHING, Graph, Node, Value
@@ -20,26 +22,53 @@ ALIGNED = 4
 """Vectors of a cache line, at most: every place begins on one."""
 
 
-class Loss(NamedTuple):
-    """Cross-entropy, with what it may have."""
+CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR = range(3)
+"""Losses, as in losses.c."""
 
+
+class Loss(NamedTuple):
+    """What is minimised, with what it may have."""
+
+    kind: int = CROSS_ENTROPY
     smoothing: float = 0.0
     weights: tuple[float, ...] | None = None
-    """Of the classes."""
+    """Of the classes; for binary cross-entropy, of positive answers."""
+
+
+class Parameters(NamedTuple):
+    """Where the kernels find them."""
+
+    offsets: Mapping[str, int]
+    """Of those that are learned, in a flat vector"""
+    size: int
+    """of so many numbers."""
+    frozen: Mapping[str, Tensor]
+    """The others: contiguous, in float32."""
+
+
+class Mask(NamedTuple):
+    """What one dropout draws for a batch."""
+
+    kept: float
+    """How likely a value is kept."""
+    shape: tuple[int, ...]
+    """For each sample."""
 
 
 class Plan:
     """A network laid out for the kernels."""
 
-    def __init__(
-        self, network: Network, offsets: Mapping[str, int], parameters: int, vecs: int, loss: Loss
-    ) -> None:
+    def __init__(self, network: Network, parameters: Parameters, vecs: int, loss: Loss) -> None:
         steps = network.steps
         self.classes = network.answer[0]
         self.flops = sum(OPERATIONS[step.operation].flops(step) for step in steps)
         """Operations of a forward pass for one sample; a gradient takes three times as many."""
+        self.loss = loss.kind
+        self.masks = [_mask(step) for step in steps if step.operation == "masking"]
+        """In the order in which they are drawn."""
+        self._frozen = parameters.frozen  # the nodes have their addresses
         self._nodes = (Node * len(steps))(
-            *(_node(k, step, offsets) for k, step in enumerate(steps))
+            *(_node(k, step, parameters) for k, step in enumerate(steps))
         )
         shapes = [steps[0].shapes[0], *(step.result for step in steps)]
         self._values = (Value * len(shapes))(*(Value(*s, NOTHING, NOTHING) for s in shapes))
@@ -48,21 +77,22 @@ class Plan:
         )
         self.graph = Graph(
             nodes=len(steps),
-            parameters=parameters,
+            parameters=parameters.size,
             input=0,
             output=network.output,
             vecs=vecs,
+            loss=loss.kind,
             smoothing=loss.smoothing,
             class_weights=ctypes.cast(self._weights, ctypes.c_void_p) if self._weights else None,
             node=self._nodes,
             value=self._values,
         )
         self._library = kernels.library()
-        self.vectors = self._lay_out(network)
+        self.vectors = self._lay_out(network, parameters.offsets)
         """Of the workspace."""
 
-    def _lay_out(self, network: Network) -> int:
-        spans = _Spans(network, self._nodes)
+    def _lay_out(self, network: Network, learned: Collection[str]) -> int:
+        spans = _Spans(network, self._nodes, learned)
         asked = (ctypes.c_int64 * 3)()
         steps, scratch = network.steps, 0
         end = 2 * len(steps)
@@ -95,7 +125,13 @@ class Plan:
         return vectors
 
 
-def _node(k: int, step: Step, offsets: Mapping[str, int]) -> Node:
+def _mask(step: Step) -> Mask:
+    _, whole_channels = step.options
+    channels, *pixels = step.result
+    return Mask(1 - step.numbers[1], (channels, 1, 1) if whole_channels else (channels, *pixels))
+
+
+def _node(k: int, step: Step, parameters: Parameters) -> Node:
     node = Node(kind=OPERATIONS[step.operation].kind, first=step.inputs[0], second=NOTHING)
     node.result = k + 1
     if len(step.inputs) > 1:
@@ -103,7 +139,9 @@ def _node(k: int, step: Step, offsets: Mapping[str, int]) -> Node:
     names = (*step.parameters, None, None, None)
     for i in range(len(node.parameter)):
         name = names[i]
-        node.parameter[i] = NOTHING if name is None else offsets[name]
+        node.parameter[i] = NOTHING if name is None else parameters.offsets.get(name, NOTHING)
+        if name is not None and name in parameters.frozen:
+            node.frozen[i] = parameters.frozen[name].data_ptr()
     for i, option in enumerate(step.options):
         node.option[i] = option
     for i, number in enumerate(step.numbers):
@@ -125,7 +163,9 @@ class _Span:
 class _Spans:
     """How long every value and every gradient lives; says in the nodes who adds to what."""
 
-    def __init__(self, network: Network, nodes: "ctypes.Array[Node]") -> None:
+    def __init__(
+        self, network: Network, nodes: "ctypes.Array[Node]", learned: Collection[str]
+    ) -> None:
         self.steps = network.steps
         self.end = 2 * len(self.steps)
         self.consumers: list[list[int]] = [[] for _ in range(len(self.steps) + 1)]
@@ -134,7 +174,7 @@ class _Spans:
                 self.consumers[value].append(k)
         self.learns = [False]  # whether a gradient reaches the value
         for step in self.steps:
-            own = any(name is not None for name in step.parameters)
+            own = any(name in learned for name in step.parameters)
             self.learns.append(own or any(self.learns[value] for value in step.inputs))
         self.values = self._values(network.output)
         self.slopes: dict[int, _Span] = {}

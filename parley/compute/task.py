@@ -1,6 +1,6 @@
 """What is learned: a model as a flat vector, its loss, and its score on held-out samples.
 
-Axes: D flat parameters, n samples, C scores that the model gives.
+Axes: D flat parameters, S flat statistics, E both, n samples, C scores that the model gives.
 """
 
 import copy
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from parley.compute.buffers import Layout, check_norms, forgetful, without_statistics
 from parley.compute.goals import Goal
 from parley.errors import BadValue
-from parley.models import refuse_batch_statistics
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``(outputs[n, C], targets[n]) -> losses``: one for each sample, ``[n, ...]``, or their mean."""
@@ -92,9 +92,15 @@ class Task:
         device: str | torch.device = "cpu",
         goal: Goal | None = None,
     ) -> None:
-        refuse_batch_statistics(model)
+        check_norms(model)
+        self.whole = model.to(device=device, dtype=dtype).train()
+        """The model with its running statistics, as it is used after training."""
+        self.layout = Layout(model)
+        """Its running statistics; there may be none."""
+        self.model = without_statistics(model) if self.layout.size else self.whole
+        """What gradients are computed with: normalises by the statistics of the batch."""
+        self._forgetful = forgetful(model) if self.layout.size else self.whole
         self.goal = goal or Goal()
-        self.model = model.to(device=device, dtype=dtype).train()
         if isinstance(loss, nn.Module):  # class weights are tensors of its own
             loss = copy.deepcopy(loss).to(device=device, dtype=dtype)
         self.loss = cross_entropy if is_cross_entropy(loss) else loss
@@ -117,6 +123,10 @@ class Task:
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()
         )
         """Whether a forward pass draws random numbers (dropout)."""
+        self.uses_batch = any(
+            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules()
+        )
+        """Whether a sample's outputs depend on the others in its batch."""
         of_weights = [torch.full((p.numel(),), p.ndim > 1) for p in learned.values()]
         self.weights_D = torch.cat(of_weights).to(device=device, dtype=dtype)
         """1 for entries of weights, 0 for those of biases and norms, which have one dimension."""
@@ -130,6 +140,24 @@ class Task:
     def start(self) -> Tensor:
         """The parameters the model was given with, ``[D]``."""
         return self._start.clone()
+
+    def moved(self, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
+        """The running statistics after the model has seen a batch in training."""
+        return self._seen(self.whole, x_D, b_S, inputs)
+
+    def moments(self, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
+        """Means of a batch, and mean squares where variances would be, ``float64[S]``."""
+        found_S = self._seen(self._forgetful, x_D, b_S, inputs).double()
+        for mean, variance in self.layout.moments:
+            found_S[variance] += found_S[mean].square()
+        return found_S
+
+    @torch.no_grad()
+    def _seen(self, model: nn.Module, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
+        buffers = self.layout.tensors(b_S)
+        with torch.random.fork_rng(devices=[], enabled=self.random):
+            functional_call(model, {**self.parameters(x_D), **buffers}, (inputs,))
+        return self.layout.flat(buffers, b_S)
 
     def parameters(self, x_D: Tensor) -> dict[str, Tensor]:
         """The flat vector as named tensors: views, not copies."""
@@ -159,6 +187,7 @@ class Task:
         outputs = self._tried_outputs(name, inputs, targets, classes)
         self.scores = outputs.shape[1] if outputs.ndim > 1 else 1
         self.answer_shape = tuple(outputs.shape[1:])
+        self._check_buffers(name, inputs)
         settled = getattr(self.loss, "settled", None)
         self.loss = self.loss if settled is None else settled(outputs)
         self._fit_loss(inputs, targets)
@@ -188,6 +217,18 @@ class Task:
             valid = "a model whose first outputs are finite"
             raise BadValue("model", name, valid, "it gives NaN or infinity before any training")
         return outputs
+
+    @torch.no_grad()
+    def _check_buffers(self, name: str, inputs: Tensor) -> None:
+        """Refuses a model that keeps something else between batches, which nobody would follow."""
+        before = {n: b.detach().clone() for n, b in self.model.named_buffers()}
+        after = {n: b.clone() for n, b in before.items()}
+        with torch.random.fork_rng(devices=[], enabled=self.random):
+            functional_call(self.model, {**self.parameters(self.start()), **after}, (inputs,))
+        for buffer, value in after.items():
+            if not torch.equal(before[buffer], value):
+                valid = "a model that keeps only the running statistics of BatchNorm layers"
+                raise BadValue("model", name, valid, f"training changes its buffer {buffer!r}")
 
     def _fit_loss(self, inputs: Tensor, targets: Tensor) -> None:
         """Finds out whether the loss gives a value for each sample or their mean."""
@@ -252,20 +293,31 @@ class Task:
         return losses.detach()
 
     @torch.no_grad()
-    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
-        """What the model answers when it is used, not trained: with dropout off."""
-        self.model.eval()
-        try:
-            return self.outputs(x_D, inputs)
-        finally:
-            self.model.train()
+    def predict(self, x_E: Tensor, inputs: Tensor) -> Tensor:
+        """What the model answers when it is used, not trained: with dropout off.
 
-    def module(self, x_D: Tensor) -> nn.Module:
-        """A stand-alone copy of the model that carries these parameters."""
-        module = copy.deepcopy(self.model).eval()
-        module.load_state_dict(
-            {n: p.clone() for n, p in self.parameters(x_D).items()}, strict=False
-        )
+        `x_E` are its parameters and behind them its running statistics. Without those, the
+        statistics of the inputs are used, as in training.
+        """
+        model, named = self._split(x_E)
+        model.eval()
+        try:
+            return functional_call(model, named, (inputs,))  # type: ignore[no-any-return]
+        finally:
+            model.train()
+
+    def _split(self, x_E: Tensor) -> tuple[nn.Module, dict[str, Tensor]]:
+        if len(x_E) == self.size:
+            return self.model, self.parameters(x_E)
+        x_D, b_S = x_E.split([self.size, self.layout.size])
+        return self.whole, {**self.parameters(x_D), **self.layout.tensors(b_S)}
+
+    def module(self, x_E: Tensor) -> nn.Module:
+        """A stand-alone copy of the model that carries these parameters, and running statistics if
+        they follow."""
+        module = copy.deepcopy(self.whole).eval()
+        _, named = self._split(x_E)
+        module.load_state_dict({n: p.clone() for n, p in named.items()}, strict=False)
         return module
 
 

@@ -74,6 +74,12 @@ class Batches:
         self._order_of = np.split(self._order, self._start_A[1:])
         self._pass_A = np.full(len(agents), -1)
 
+    @property
+    def lengths(self) -> list[int]:
+        """The number of samples of each agent."""
+        found: list[int] = self._length_A.tolist()
+        return found
+
     def another(self, draw: int) -> "Batches":
         """The same samples in different orders: batches independent of these."""
         other = copy(self)

@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from parley.cache import cache_folder
 from parley.data import hub, images
 from parley.data import text as tokens
+from parley.data.preparation import Preparation
 from parley.data.samples import Data, Samples
 from parley.data.transforms import Transform, standardise
 from parley.errors import BadValue, unknown_name
@@ -136,6 +137,7 @@ def load_folder(place: Path | str, looked: str, recipe: Recipe, needs_test: bool
                 raise BadValue(
                     "data", option, "folder, label", because=f"{name} is not a text dataset"
                 )
+        data = replace(data, preparation=Preparation(source.resize, source.test_crop))
     if needs_test and not len(data.test):
         raise BadValue("data", name, "a dataset with a test or validation split")
     return data
@@ -168,7 +170,7 @@ def _load_texts(opened: Callable[[], Any], name: str, key: str, recipe: Recipe) 
     identity = [tokens.TRAIN, size] if trained else [tokens.identity(files)]
     cached = _cached(name, f"{key}-text-{_digest([*identity, length, label])}")
     data = _read_cache(cached, name)
-    if data is not None:
+    if data is not None and data.preparation.tokenizer:  # which earlier versions did not keep
         return data
     both = _train_and_test(opened(), name)
     columns = columns_of(both[0], name, label)
@@ -183,6 +185,7 @@ def _load_texts(opened: Callable[[], Any], name: str, key: str, recipe: Recipe) 
         Samples(inputs[1], targets[1]),
         class_names,
         Transform(),
+        Preparation(tokenizer=tokenizer.to_str()),
     )
     _write_cache(cached, data)
     return data
@@ -370,6 +373,7 @@ def _read_cache(path: Path, name: str) -> Data | None:
             Samples(tensors["test.inputs"], tensors["test.targets"]),
             tuple(about["class_names"]),
             Transform(tuple(about["mean"]), tuple(about["std"])),
+            Preparation(tokenizer=about.get("tokenizer", "")),
         )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
@@ -387,6 +391,7 @@ def _write_cache(path: Path, data: Data) -> None:
         "class_names": data.class_names,
         "mean": data.transform.mean,
         "std": data.transform.std,
+        "tokenizer": data.preparation.tokenizer,
     }
     # The cache only saves time: a full or read-only disk must not stop a run.
     with suppress(OSError, SafetensorError):

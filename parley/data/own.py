@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from parley.data.decode import Options
+from parley.data.preparation import AS_IS, Preparation
 from parley.data.samples import Samples
 from parley.data.sources import load_own
 from parley.data.targets import CLASSES, IGNORED, classes_in
@@ -34,12 +35,15 @@ class Own(NamedTuple):
     tests: list[Samples]
     """Their test data; an agent may have none."""
     class_names: tuple[str, ...]
+    preparation: Preparation = AS_IS
+    """How the inputs were made of files, the same for all of them."""
 
 
 class _One(NamedTuple):
     train: Samples
     test: Samples | None
     class_names: tuple[str, ...]
+    preparation: Preparation = AS_IS
 
 
 def load(
@@ -99,7 +103,7 @@ def load(
         if test is not None and len(test) and class_names is None:
             # The same kind of inputs as the models are trained on.
             tests[row] = from_user([samples[0], test], task=task)[1]
-    return Own(samples, tests, names)
+    return Own(samples, tests, names, loaded[0].preparation)
 
 
 def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
@@ -126,7 +130,7 @@ def _open(
             raise
         because = f"agent {agent}'s data cannot be found"
         raise BadValue("data", place, VALID, because) from error
-    return _One(found.train, found.test, found.class_names)
+    return _One(found.train, found.test, found.class_names, found.preparation)
 
 
 def _is_folder(place: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from parley.data.preparation import AS_IS, Preparation
 from parley.data.targets import strata
 from parley.data.transforms import Transform
 from parley.errors import BadValue
@@ -43,6 +44,8 @@ class Data:
     test: Samples
     class_names: tuple[str, ...]
     transform: Transform
+    preparation: Preparation = AS_IS
+    """How the inputs were made of files."""
 
 
 def rng_of(*numbers: int) -> np.random.Generator:

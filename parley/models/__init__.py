@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parley.code import is_code
 from parley.errors import BadValue, unknown_name
 from parley.models.cnn5 import cnn5
 from parley.models.evonorm import EvoNorm
 from parley.models.lenet5 import lenet5
 from parley.models.mobilenetv2 import mobilenetv2
+from parley.models.norms import replace_batchnorm
 from parley.models.plain import logistic, mlp
 from parley.models.resnet import resnet18, resnet20
 from parley.models.text import bert_mini, distilbert, hugging_face
@@ -27,8 +29,9 @@ __all__ = [
     "EvoNorm",
     "build",
     "check_inputs",
+    "is_code",
     "options",
-    "refuse_batch_statistics",
+    "replace_batchnorm",
     "tokenizer",
 ]
 
@@ -82,6 +85,8 @@ def options(name: str) -> tuple[str, ...]:
     >>> options("cnn5")
     ('evonorm',)
     """
+    if is_code(name):
+        return ()  # those that its function has, which is not imported to look
     builder, _ = _split(name)
     arguments = inspect.signature(builder).parameters.values()
     return tuple(a.name for a in arguments if a.kind is a.KEYWORD_ONLY)
@@ -93,6 +98,8 @@ def tokenizer(name: str, values: Mapping[str, Any]) -> str | None:
     >>> tokenizer("hf:models/minilm", {}), tokenizer("bert-mini", {"dropout": 0.0})
     ('models/minilm', None)
     """
+    if is_code(name):
+        return None
     _, source = _split(name)
     return source[0] if source else values.get("pretrained") or None
 
@@ -120,7 +127,7 @@ def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
     kind, colon, source = name.partition(":")
     builder = MODELS.get(kind)
     if builder is None:
-        raise unknown_name("model", name, MODELS)
+        raise unknown_name("model", name, [*MODELS, "module:function"])
     if "source" not in inspect.signature(builder).parameters:
         if colon:
             raise BadValue("model", name, kind, because="only hf takes a colon")
@@ -128,25 +135,3 @@ def _split(name: str) -> tuple[Callable[..., nn.Module], tuple[str, ...]]:
     if not source:
         raise BadValue("model", name, "hf:FOLDER, or hf:OWNER/NAME with a hub ID")
     return builder, (source,)
-
-
-def refuse_batch_statistics(module: nn.Module) -> None:
-    """Refuses a module with layers that normalise by batch or running statistics.
-
-    >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8)))
-    >>> refuse_batch_statistics(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
-    Traceback (most recent call last):
-    parley.errors.BadValue: model: 'BatchNorm2d' is not valid (layer '1': its running statistics are
-    not parameters, ...); valid: GroupNorm or parley.models.EvoNorm in its place
-    """
-    for path, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or (
-            isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
-        ):
-            raise BadValue(
-                "model",
-                type(layer).__name__,
-                "GroupNorm or parley.models.EvoNorm in its place",
-                because=f"layer {path!r}: its running statistics are not parameters, so agents "
-                "would not share them, and a padded or one-class batch ruins them",
-            )

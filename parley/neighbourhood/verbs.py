@@ -301,7 +301,8 @@ class Neighbourhood:
         """
         length = Dense(x_AD.shape[1]).message_bytes(x_AD.dtype)
         self.transport.count_server(kind, length)
-        mean_D = self.transport.total(x_AD) / self.transport.topology.agents
+        total_D = self.transport.total(x_AD, kind, self.step)
+        mean_D = total_D / self.transport.topology.agents
         return mean_D.repeat(len(x_AD), 1)
 
     def tell(

@@ -46,20 +46,27 @@ class PeerBoard(Board):
         return value
 
 
+COMPARED = ("claims", "hold")
+"""What a newcomer says about itself too. All else was settled at the start: how many steps an epoch
+has must not change."""
+
+
 class Replay(Board):
-    """The words of the start, for a peer that comes back while the others train."""
+    """The words of the start, for a peer that comes while the others train."""
 
     def __init__(
         self,
-        names: Sequence[str],
-        rank: int,
+        me: str,
         patience: float,
         log: Sequence[tuple[str, list[Any]]],
     ) -> None:
-        super().__init__(rank, len(names), patience)
-        self.host = names[rank]
-        self._names = names
-        self._log = list(log)
+        """`log` begins with the names of those who spoke."""
+        names = [str(name) for name in log[0][1]]
+        self._names = names if me in names else [*names, me]
+        super().__init__(self._names.index(me), len(self._names), patience)
+        self.host = me
+        self._came_later = me not in names
+        self._log = list(log[1:])
 
     def name(self, rank: int) -> str:
         """A peer's own name."""
@@ -71,4 +78,4 @@ class Replay(Board):
             raise ParleyError(f"peers: nobody has told what was said about {what} at the start")
         answers = json.dumps(self._log.pop(0)[1])
         found: list[Any] = understood(answers, list[kind], "a peer", what)
-        return found
+        return [*found, value] if self._came_later and what in COMPARED else found

@@ -41,7 +41,7 @@ def check(
     holder = peers.holder(keys.read_certificate(identity.certificate))
     if holder != me:
         raise BadValue("keys", str(identity.certificate), f"that of {me}", f"it is {holder}'s")
-    others = [name for name in peers.names if name != me]
+    others = [peers.names[n] for n in peers.active if peers.names[n] != me]
     with linked(identity, peers, greeting(experiment, graph), seconds, listen, True) as links:
         links.want(others)
         links.until(lambda: all(name in links.verdicts for name in others), seconds)
@@ -49,6 +49,8 @@ def check(
         for peer in peers.peer:
             if peer.name == me:
                 state, fits = "this peer", True
+            elif peer.removed:
+                state, fits = "removed", True
             elif peer.name in links.verdicts:
                 trouble = links.verdicts[peer.name]
                 state, fits = trouble or "ready: its key and its experiment fit", not trouble

@@ -40,6 +40,8 @@ class Peer(BaseModel):
     agents: tuple[int, ...]
     key: str | None = None
     """Fingerprint of its certificate, where there is no common authority."""
+    removed: bool = False
+    """Whether it no longer takes part; its line stays, so that others keep their numbers."""
 
 
 class Peers(BaseModel):
@@ -48,11 +50,17 @@ class Peers(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     experiment: str
+    revision: int = 1
+    """Counts up whenever the group changes while it trains."""
     ca: str | None = None
     """Certificate of the authority that has signed every peer's."""
     revoked: tuple[str, ...] = ()
     """Fingerprints of certificates that no longer count."""
+    vacant: tuple[int, ...] = ()
+    """Agents that nobody has yet, or any longer."""
     peer: tuple[Peer, ...]
+    signatures: dict[str, str] = {}
+    """Who has agreed to this revision; see `parley.peers.revisions`."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -80,7 +88,11 @@ class Peers(BaseModel):
     def _check(self) -> None:
         if len(self.peer) < 2:
             raise BadValue("peer", len(self.peer), "two or more tables [[peer]]")
-        seen: dict[str, str] = {}
+        if self.revision < 1:
+            raise BadValue("revision", self.revision, "a number from 1")
+        if len(self.active) < 2:
+            raise BadValue("peer", len(self.active), "two or more that are not removed")
+        seen = {f"agent {agent}": "vacant" for agent in self.vacant}
         for peer in self.peer:
             keys.checked_name(peer.name, "peer.name")
             if peer.address is not None:
@@ -90,12 +102,15 @@ class Peers(BaseModel):
                     f"peer {peer.name}.agents", list(peer.agents), "different numbers from 0"
                 )
             _check_key(peer, self.ca)
-            marks = [f"the name {peer.name}", *(f"agent {agent}" for agent in peer.agents)]
-            marks += [f"the address {peer.address}"] if peer.address else []
+            marks = [f"the name {peer.name}"]
             marks += [f"the key {peer.key}"] if peer.key else []
+            if not peer.removed:
+                marks += [f"agent {agent}" for agent in peer.agents]
+                marks += [f"the address {peer.address}"] if peer.address else []
             for mark in marks:
                 if mark in seen:
-                    raise BadValue("peer", peer.name, f"not {mark}, which {seen[mark]} has")
+                    where = "vacant lists" if seen[mark] == "vacant" else f"{seen[mark]} has"
+                    raise BadValue("peer", peer.name, f"not {mark}, which {where}")
                 seen[mark] = peer.name
         for fingerprint in self.revoked:
             if not FINGERPRINT.fullmatch(fingerprint):
@@ -103,12 +118,12 @@ class Peers(BaseModel):
 
     def check_agents(self, agents: int) -> None:
         """Refuses unless these are the agents of the experiment, every one."""
-        hosted = {agent for peer in self.peer for agent in peer.agents}
+        hosted = self.agents
         if strange := sorted(hosted - {*range(agents)}):
             because = f"the experiment has {agents} agents"
             raise BadValue("peer.agents", strange[0], f"0 to {agents - 1}", because)
         if missing := sorted({*range(agents)} - hosted):
-            because = "every agent of the experiment needs a peer"
+            because = "every agent of the experiment needs a peer, or a place in vacant"
             raise BadValue("peer.agents", None, f"a peer with agent {missing[0]}", because)
 
     @property
@@ -122,10 +137,20 @@ class Peers(BaseModel):
             raise BadValue(field, name, f"one of {', '.join(self.names)}")
         return self.names.index(name)
 
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The numbers of the peers that have not been removed."""
+        return tuple(n for n, peer in enumerate(self.peer) if not peer.removed)
+
+    @property
+    def agents(self) -> set[int]:
+        """All agents, those that are vacant included."""
+        return {*self.vacant, *(agent for n in self.active for agent in self.peer[n].agents)}
+
     def worker_of(self) -> tuple[int, ...]:
-        """The peer of every agent."""
-        seat = {agent: n for n, peer in enumerate(self.peer) for agent in peer.agents}
-        return tuple(seat[agent] for agent in sorted(seat))
+        """The peer of every agent; -1: nobody's."""
+        seat = {agent: n for n in self.active for agent in self.peer[n].agents}
+        return tuple(seat.get(agent, -1) for agent in sorted(self.agents))
 
     @cached_property
     def authority(self) -> bytes | None:
@@ -137,12 +162,15 @@ class Peers(BaseModel):
             raise BadValue("ca", self.ca, "an authority's certificate", "it may not sign others")
         return found
 
+    def content(self) -> bytes:
+        """All that the file says, except where the experiment lies and who has signed."""
+        said = self.model_dump(mode="json", exclude={"experiment", "ca", "signatures"})
+        said["ca"] = keys.fingerprint(self.authority) if self.authority else None
+        return json.dumps(said, sort_keys=True).encode()
+
     def digest(self) -> str:
         """The same wherever the same peers, keys and addresses are listed."""
-        said = self.model_dump(mode="json", exclude={"experiment", "ca"})
-        said["ca"] = keys.fingerprint(self.authority) if self.authority else None
-        text = json.dumps(said, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(self.content()).hexdigest()
 
     def holder(self, certificate: bytes) -> str:
         """Whose certificate this is; an error that says why if it is nobody's.
@@ -155,7 +183,7 @@ class Peers(BaseModel):
         if self.authority is None:
             for peer in self.peer:
                 if peer.key == mark:
-                    return peer.name
+                    return self._present(peer.name)
             raise BadValue("certificate", mark, "one whose fingerprint is in peers.toml")
         try:
             name = keys.certificate_name(x509.load_der_x509_certificate(certificate))
@@ -163,6 +191,12 @@ class Peers(BaseModel):
             raise BadValue("certificate", mark, "a certificate in DER") from None
         if name not in self.names:
             raise BadValue("certificate", name, f"that of one of {', '.join(self.names)}")
+        return self._present(name)
+
+    def _present(self, name: str) -> str:
+        if self.peer[self.number(name)].removed:
+            because = f"revision {self.revision} of peers.toml removes it"
+            raise BadValue("peer", name, "one that takes part", because)
         return name
 
     def check_links(self, edges: Sequence[tuple[int, int]]) -> None:
@@ -192,8 +226,8 @@ def _wrong(given: dict[str, Any], number: int, field: str, message: str) -> BadV
     value = table.get(field) if isinstance(table, dict) else table
     valid = {
         "name": "text", "address": "HOST:PORT", "agents": "a list of numbers, such as [0, 1]",
-        "key": "text",
-    }.get(field, "name, address, agents and key; nothing else")  # fmt: skip
+        "key": "text", "removed": "true or false",
+    }.get(field, "name, address, agents, key and removed; nothing else")  # fmt: skip
     return BadValue(f"peer {name}.{field}", value, valid, "" if value is None else message)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,19 +12,22 @@ from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, work
-from parley.errors import BadValue
+from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.links import Links
-from parley.peers.meeting import PeerMeeting, talking
+from parley.peers.meeting import PeerMeeting, grouped
+from parley.peers.revisions import Revisions
 from parley.training.problem import device_of, topology_of
 
 log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 """Of what peers say to each other; those of another number are refused."""
+LOOK = 1.0
+"""Seconds between two looks at whether peers.toml has changed."""
 SWITCHING = 0.001
 """Seconds after which Python lets the thread that moves bytes have its turn: it needs little time,
 but often, and training waits for it."""
@@ -34,14 +38,15 @@ def checked(peers: Peers, experiment: Experiment, topology: Topology | None = No
     if started_by_launcher():
         raise BadValue("join", "torchrun", "parley join alone", "peers need no launcher")
     peers.check_agents(experiment.agents)
+    if peers.vacant and experiment.on_failure != "heal":
+        because = "without healing, every agent takes part from the start"
+        raise BadValue("vacant", list(peers.vacant), 'none, or on_failure = "heal"', because)
     if experiment.links:
         raise BadValue("links", experiment.links, "none", "the network between peers is real")
-    if experiment.suspicious == "drop":
-        because = "among peers, a majority decides who takes part"
-        raise BadValue("suspicious", "drop", "warn or stop", because)
     device_of(experiment.device)
     graph = topology_of(experiment) if topology is None else topology
-    peers.check_links(sorted(talking(peers.worker_of(), graph)))
+    _, pairs = grouped(peers, graph, peers.active)
+    peers.check_links([(peers.active[i], peers.active[j]) for i, j in sorted(pairs)])
     return graph
 
 
@@ -96,14 +101,18 @@ def join(
     watch: Watcher,
     topology: Topology | None = None,
     listen: str | None = None,
+    file: Path | None = None,
 ) -> Outcome:
     """Trains to the end with the other peers; the same outcome at each of them.
 
-    `folder` has this peer's key and certificate; `topology` is a graph that no file names.
+    `folder` has this peer's key and certificate; `topology` is a graph that no file names. `file`
+    is where newer revisions of ``peers.toml`` may appear.
     """
-    number = peers.number(me)
     graph = checked(peers, experiment, topology)
-    experiment = experiment.replace(workers=len(peers.names))
+    revisions = Revisions(peers, out if experiment.on_failure == "heal" else None)
+    peers = revisions.newest
+    number = peers.number(me)
+    experiment = experiment.replace(workers=len(peers.active))
     hello = greeting(experiment, graph)
     identity = _own(peers, me, folder)
     with linked(identity, peers, hello, experiment.patience, listen) as links:
@@ -113,14 +122,15 @@ def join(
             patience=experiment.patience,
             heals=experiment.on_failure == "heal",
             links=links,
-            peers=peers,
+            revisions=revisions,
             topology=graph,
             out=out,
         )
         assignment = Assignment(
             experiment, load, out, resume, watch, sorted(peers.peer[number].agents)
         )
-        outcome = work(assignment, meeting)
+        with watching(file if meeting.heals else None, meeting):
+            outcome = work(assignment, meeting)
     assert outcome is not None
     return outcome
 
@@ -132,6 +142,47 @@ def _own(peers: Peers, me: str, folder: Path) -> keys.Identity:
     if holder != me:
         raise BadValue("keys", str(identity.certificate), f"that of {me}", f"it is {holder}'s")
     return identity
+
+
+@contextmanager
+def watching(file: Path | None, meeting: PeerMeeting) -> Iterator[None]:
+    """While this is open, a newer revision of ``peers.toml`` counts once it is in its place."""
+    over = threading.Event()
+
+    def watch(path: Path) -> None:
+        seen = _stamp(path)
+        while not over.wait(LOOK):
+            if (stamp := _stamp(path)) == seen:
+                continue
+            seen = stamp
+            try:
+                found = Peers.read(path)
+                if found.revision > meeting.peers.revision:
+                    meeting.revise(found)
+                elif found.digest() != meeting.peers.digest():
+                    valid = f"{meeting.peers.revision + 1} or the file as it was"
+                    raise BadValue("revision", found.revision, valid, "the file was changed")
+            except ParleyError as error:
+                log.warning("peers: the new %s does not count: %s", path, error)
+
+    if file is None:
+        yield
+        return
+    thread = threading.Thread(target=watch, args=(file,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def sign(request_path: Path, ca: Path, folder: Path, days: int = DAYS) -> Path:
     issuer = x509.load_der_x509_certificate(read_certificate(ca, "ca"))
     if not may_sign(issuer):
         raise BadValue("ca", str(ca), "a certificate that parley keys ca wrote", "it may not sign")
-    key = _read_key(ca.with_suffix(".key"))
+    key = read_key(ca.with_suffix(".key"))
     public = asked.public_key()
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise BadValue("request", str(request_path), "an elliptic-curve key")
@@ -116,7 +116,7 @@ def sign(request_path: Path, ca: Path, folder: Path, days: int = DAYS) -> Path:
 def find(name: str, folder: Path) -> Identity:
     """A peer's key and certificate in a folder, checked to belong together and to be private."""
     key_path, certificate_path = folder / f"{name}.key", folder / f"{name}.crt"
-    key = _read_key(key_path)
+    key = read_key(key_path)
     certificate = x509.load_der_x509_certificate(read_certificate(certificate_path))
     if os.name == "posix" and key_path.stat().st_mode & 0o077:
         because = "others on this machine may read it"
@@ -241,7 +241,8 @@ def _read(field: str, path: Path) -> bytes:
         raise BadValue(field, str(path), "a file that can be read", because) from None
 
 
-def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key from a PEM file."""
     try:
         key = serialization.load_pem_private_key(_read("keys", path), None)
     except (ValueError, TypeError):

@@ -9,7 +9,14 @@ from typing import Any, ClassVar
 
 from parley.cluster.heal import without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
-from parley.cluster.noticeboard import Board, Member, listed, read_failure, written_failure
+from parley.cluster.noticeboard import (
+    Board,
+    Member,
+    listed,
+    read_failure,
+    unexpected,
+    written_failure,
+)
 from parley.errors import ParleyError
 from parley.graphs import Topology
 from parley.peers.board import PeerBoard, Replay
@@ -17,7 +24,9 @@ from parley.peers.file import Peers
 from parley.peers.group import Group
 from parley.peers.links import Links
 from parley.peers.membership import PeerMembership, asked_words
+from parley.peers.revisions import Revisions
 from parley.peers.transport import PeerTransport
+from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
 from parley.wire.transport import GATHERED_BYTES, Transport, WorkerLost
 
@@ -39,6 +48,17 @@ def talking(worker_of: Sequence[int], topology: Topology) -> set[tuple[int, int]
     return {(min(pair), max(pair)) for pair in ends if pair[0] != pair[1]}
 
 
+def grouped(
+    peers: Peers, topology: Topology, workers: Sequence[int]
+) -> tuple[list[str], set[tuple[int, int]]]:
+    """The names of some peers, and which of them talk with each other, as positions among them."""
+    worker_of = peers.worker_of()
+    present = [agent for agent, worker in enumerate(worker_of) if worker in workers]
+    graph, _ = without(topology, present)
+    seats = [workers.index(worker_of[agent]) for agent in present]
+    return [peers.names[worker] for worker in workers], talking(seats, graph)
+
+
 @dataclass
 class _Now:
     """What changes while peers train."""
@@ -52,7 +72,7 @@ class PeerMeeting(Gathering):
     """The peers of a run, as ``peers.toml`` lists them."""
 
     links: Links
-    peers: Peers
+    revisions: Revisions
     topology: Topology
     out: Path | None = None
     """The run's folder, where this peer keeps what it has promised."""
@@ -61,6 +81,42 @@ class PeerMeeting(Gathering):
 
     def __post_init__(self) -> None:
         self.links.listeners.append(self._hear)
+        if self.heals:
+            self.links.behind = self._tell_revisions
+
+    @property
+    def peers(self) -> Peers:
+        """The newest revision of ``peers.toml`` that is known here."""
+        return self.revisions.newest
+
+    @property
+    def everyone(self) -> Roster:
+        """All peers that have not been removed."""
+        return Roster(0, self.peers.active)
+
+    def seats(self, lobby: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
+        """As ``peers.toml`` has it, which is the same at all."""
+        shown = {
+            n: Member(self.peers.names[n], self.peers.peer[n].agents) for n in self.peers.active
+        }
+        lobby.members.update(shown)
+        return self.peers.worker_of()
+
+    def reseated(self, roster: Roster) -> tuple[int, ...]:
+        """The peer of every agent, by the revision of that generation."""
+        return self._peers_of(roster).worker_of()
+
+    def _peers_of(self, roster: Roster) -> Peers:
+        """What counted when a generation was agreed on."""
+        membership = self.now.membership
+        if membership is None:
+            return self.peers
+        with self.links.changed:
+            revision = membership.views.views[roster.generation].revision
+        found = self.revisions.at(revision)
+        if found is None:
+            raise ParleyError(f"peers: nobody has told what revision {revision} of peers.toml says")
+        return found
 
     def label(self, worker: int) -> int | str:
         """A peer's name."""
@@ -73,8 +129,8 @@ class PeerMeeting(Gathering):
 
     def lobby(self) -> Board:
         """Where all peers speak before they train; waits for the links that this one needs."""
-        worker_of = self.peers.worker_of()
-        group = Group(self.links, self.peers.names, talking(worker_of, self.topology), LOBBY)
+        names, pairs = grouped(self.peers, self.topology, self.peers.active)
+        group = Group(self.links, names, pairs, LOBBY)
         self.links.want(group.partners)
         log.info("%s waits for %s", self.links.me, ", ".join(group.partners))
         membership = self.now.membership
@@ -84,11 +140,14 @@ class PeerMeeting(Gathering):
         if not membership.came_back:
             self._await(group.partners, or_begun=True)
             membership.came_back = self._others_have_begun()
+            if membership.came_back:
+                membership.views.forget()
         if not membership.came_back:
+            membership.words.append(("peers", list(names)))
             return PeerBoard(group, self.patience, note=lambda *said: membership.words.append(said))
         self.links.want(list(self.links.links))
         words = membership.words or asked_words(self.links, membership, self.patience)
-        return Replay(self.peers.names, self.rank, self.patience, words)
+        return Replay(self.links.me, self.patience, words)
 
     def _others_have_begun(self) -> bool:
         return any(said.get("begun") for said in self.links.hellos.values())
@@ -114,13 +173,9 @@ class PeerMeeting(Gathering):
     @contextmanager
     def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Board]:
         """The peers of one generation, linked along the graph of those who are present."""
-        worker_of = self.peers.worker_of()
-        present = [a for a, worker in enumerate(worker_of) if worker in roster.workers]
-        graph, _ = without(self.topology, present)
-        seats = [roster.workers.index(worker_of[agent]) for agent in present]
-        names = [self.peers.names[worker] for worker in roster.workers]
+        names, pairs = grouped(self._peers_of(roster), self.topology, roster.workers)
         generation = roster.generation + 1
-        group = Group(self.links, names, talking(seats, graph), generation)
+        group = Group(self.links, names, pairs, generation)
         self.links.begin(generation)
         self.links.want(group.partners)
         self.links.hello["begun"] = True
@@ -139,7 +194,7 @@ class PeerMeeting(Gathering):
         """Agreed on by a majority of the peers."""
         if self.heals and self.now.membership is None:
             self.now.membership = PeerMembership(
-                self.links, self.rank, self.world, self.patience, self.out
+                self.links, self.rank, self.peers, self.patience, self.out
             )
             self.links.hello["begun"] = self.now.membership.came_back
         return self.now.membership
@@ -156,6 +211,8 @@ class PeerMeeting(Gathering):
             self.links.fail(error.saying(f"{error} (reported by {origin})"))
         elif membership is None:
             return
+        elif kind == "revisions":
+            self._take_revisions(origin, said.get("tables"))
         elif kind == "view" and origin in self.peers.names:
             membership.hear(self.peers.number(origin), said.get("said"))
         elif kind == "words?" and self.now.group is not None:
@@ -164,6 +221,38 @@ class PeerMeeting(Gathering):
             membership.words = [(str(what), answers) for what, answers in said["words"]]
         elif kind == "done":
             membership.over = True
+
+    # --- newer revisions of peers.toml -----------------------------------------------------------
+
+    def _tell_revisions(self) -> None:
+        self.links.flood({"kind": "revisions", "tables": self.revisions.tables()})
+
+    def _take_revisions(self, origin: str, tables: Any) -> None:
+        try:
+            for new in self.revisions.later(tables):
+                self.revise(new)
+        except ParleyError as error:
+            log.warning(
+                "peers: a revision of peers.toml that %s has is not taken: %s", origin, error
+            )
+
+    def revise(self, new: Peers) -> None:
+        """From now on the next revision counts, if it is signed as it must be; tells the others."""
+        with self.links.changed:
+            before = self.peers
+            self.revisions.add(new)
+            self._tell_revisions()
+            if self.now.membership is not None:
+                self.now.membership.views.revise(new.revision, new.active)
+            self.links.revise(new)
+        came = [new.names[n] for n in new.active if n not in before.active]
+        left = [new.names[n] for n in before.active if n not in new.active]
+        words = [f"{', '.join(came)} may join"] * bool(came)
+        words += [f"{', '.join(left)} is removed"] * bool(left)
+        told = "; ".join(words) or "nobody comes or goes"
+        log.info("revision %d of peers.toml counts from now on: %s", new.revision, told)
+        if self.rank not in new.active and self.now.group is not None:
+            self.links.end(self.now.group.generation)  # it only votes from now on
 
     @contextmanager
     def ending_together(self, board: Board, final: bool) -> Iterator[None]:
@@ -177,6 +266,8 @@ class PeerMeeting(Gathering):
                 raise
             raise self._tell(self._explained(lost)) from None
         except ParleyError as error:
+            if isinstance(error, Suspicious) and error.drop and not final:
+                raise  # the others go on without the peer in question
             if error is not self.links.failure:
                 self._tell(error)
             raise
@@ -185,7 +276,7 @@ class PeerMeeting(Gathering):
                 self._tell(ParleyError(f"peers: {self.links.me} was stopped"))
             raise
         except Exception as error:
-            self._tell(ParleyError(f"peers: {self.links.me} has failed: {error!r}"))
+            self._tell(ParleyError(f"peers: {self.links.me} {unexpected(error)}"))
             raise
 
     def _tell(self, error: ParleyError) -> ParleyError:

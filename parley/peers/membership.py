@@ -10,8 +10,9 @@ from typing import Any
 from parley.cluster.join import Roster
 from parley.errors import ParleyError
 from parley.files import write_atomically
-from parley.peers.links import Links
-from parley.peers.views import Message, Views
+from parley.peers.file import Peers
+from parley.peers.links import PARTING, Links
+from parley.peers.views import Message, View, Views
 from parley.store.folder import EXPERIMENT
 
 log = logging.getLogger(__name__)
@@ -28,20 +29,23 @@ Words = list[tuple[str, list[Any]]]
 class PeerMembership:
     """This peer's part in deciding who trains next."""
 
-    def __init__(self, links: Links, rank: int, world: int, patience: float, out: Path | None):
+    def __init__(
+        self, links: Links, rank: int, peers: Peers, patience: float, out: Path | None
+    ) -> None:
+        """`peers` is the newest revision that this peer knows."""
         self.links = links
         self.rank = rank
         self.words: Words = []
         self.over = False
         """Whether the run has ended."""
         self._path = out / KEPT if out else None
-        self._state: Message = {}
         kept = self._read()
         self.came_back = kept is not None
         """Whether this peer has taken part before."""
         if kept is not None:
             self.words = [(what, answers) for what, answers in kept["words"]]
-        self.views = Views(rank, world, patience, self._keep, kept)
+        first = View(peers.active, peers.revision)
+        self.views = Views(rank, first, patience, self._keep, kept)
         self.joined = self.views.number if kept else -1
         """The newest view in which this peer has trained, or may have before it was started."""
 
@@ -50,15 +54,14 @@ class PeerMembership:
             return None
         try:
             found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-            Views(0, 1, 1.0, kept=found)
+            Views(0, View(()), 1.0, kept=found)
             return found
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ParleyError(
                 f"peers: {self._path} is damaged; remove it if no other peer trains any more"
             ) from None
 
     def _keep(self, state: Message) -> None:
-        self._state = state
         # A folder without an experiment is not yet a run's, and nobody can have promised anything.
         if self._path is not None and (self._path.parent / EXPERIMENT).is_file():
             write_atomically(self._path, json.dumps({**state, "words": self.words}) + "\n")
@@ -68,14 +71,17 @@ class PeerMembership:
         try:
             answers = self.views.hear(time.monotonic(), sender, said)
             leaves = said["kind"] == "enter" and said["left"] and said["next"] == self.joined + 1
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             log.debug("a message about views that cannot be understood: %r", said)
             return
         for answer in answers:
             self._say(answer)
-        member = 0 <= self.joined <= self.views.number and sender in self.views.views[self.joined]
+        known = 0 <= self.joined <= self.views.number
+        member = known and sender in self.views.views[self.joined].members
         if (leaves and member) or self.views.number > self.joined >= 0:
             self.links.end(self.joined + 1)
+        if self.views.views[-1].revision == self.links.peers.revision:
+            self.links.parting = PARTING  # whoever is removed has voted for the last time
 
     def _say(self, message: Message) -> None:
         self.links.flood({"kind": "view", "said": message})
@@ -91,8 +97,10 @@ class PeerMembership:
         self.links.flood({"kind": "done"})
 
     def drop(self, worker: int, why: str) -> None:
-        """Refused at the start: a majority decides who takes part, not one peer's suspicion."""
-        raise ParleyError(why)
+        """The others go on without a peer that one of them has caught."""
+        caught = f"{self.links.me} reports of {self.links.peers.names[worker]}: {why}"
+        with self.links.changed:
+            self.views.drop(worker, caught)
 
     def beat(self) -> None:
         """Links show by themselves that this peer is there."""
@@ -100,7 +108,7 @@ class PeerMembership:
     def roster(self, generation: int) -> tuple[int, ...]:
         """Who took part in an earlier generation."""
         with self.links.changed:
-            return self.views.views[generation]
+            return self.views.views[generation].members
 
     def waiting(self, generation: int) -> bool:
         """Whether a peer waits to be let in."""
@@ -114,7 +122,7 @@ class PeerMembership:
         """
         if self.joined < 0 and not self.came_back:
             self.joined = 0  # the first view is everyone
-            self._keep({"views": self.views.views, "promised": (0, -1), "accepted": None})
+            self._keep(self.views.state())
             return Roster(0, self.views.members)
         links = self.links
         links.want(list(links.links))
@@ -122,18 +130,23 @@ class PeerMembership:
         with links.changed:
             before = self.rank in self.views.members and self.joined == self.views.number
             self.views.enter(time.monotonic(), left or before, lost)
-        told = False
+        told, began = False, time.monotonic()
         while True:
             with links.changed:
                 if links.failure is not None:
                     raise links.failure
                 if self.over:
                     raise ParleyError("peers: the run has ended without this peer")
+                self._check_dropped()
+                self._check_removed(time.monotonic() - began)
                 number, members = self.views.number, self.views.members
                 if number > self.joined and self.rank in members:
-                    self.views.settle()
                     self.joined = number
-                    return Roster(number, members)
+                    unwelcome = self.views.unwelcome()
+                    if not unwelcome:
+                        self.views.settle()
+                        return Roster(number, members)
+                    self.views.enter(time.monotonic(), True, unwelcome)
                 messages = self.views.tick(time.monotonic())
             for message in messages:
                 self._say(message)
@@ -141,6 +154,25 @@ class PeerMembership:
                 told = True
                 log.info("waiting for the peers that go on together")
             time.sleep(PAUSE)
+
+    def _check_removed(self, waited: float) -> None:
+        """Ends here if a revision removes this peer and its vote is no longer needed."""
+        peers = self.links.peers
+        decided = self.views.views[-1].revision >= peers.revision
+        if self.rank not in peers.active and (decided or waited > self.links.patience):
+            raise ParleyError(
+                f"peers: revision {peers.revision} of peers.toml removes {self.links.me}"
+            )
+
+    def _check_dropped(self) -> None:
+        """Ends here if the others go on without this peer, or if too few would be left."""
+        dropped, members = self.views.dropped, self.views.members
+        if self.rank in dropped:
+            raise ParleyError(f"peers: the others go on without this peer: {dropped[self.rank]}")
+        accused = [peer for peer in members if peer in dropped]
+        if accused and 2 * (len(members) - len(accused)) <= len(members):
+            why = "; ".join(dropped[peer] for peer in accused)
+            raise ParleyError(f"peers: too few are left to go on: {why}")
 
 
 def asked_words(links: Links, membership: PeerMembership, seconds: float) -> Words:

@@ -83,13 +83,11 @@ class PeerTransport(Spread):
             all_rows[agents] = rows.to(values_A.device)
         return all_rows
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, in their order."""
+    def each(self, values: Tensor) -> list[Tensor]:
+        """Every worker's values, in the order of their numbers, on every worker."""
         self._settle()
-        total = torch.zeros_like(values)
-        for worker, said in enumerate(self.group.gather(_bytes(values))):
-            total += self._read(worker, said, values).to(values.device)
-        return total
+        every = enumerate(self.group.gather(_bytes(values)))
+        return [self._read(worker, said, values).to(values.device) for worker, said in every]
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""

@@ -3,7 +3,9 @@
 Nothing here opens a socket or asks for the time: messages and the time come in, messages go out,
 and what must not be forgotten is handed to `keep` before anything that depends on it is said. View
 0 is everyone in ``peers.toml``. Each later view is one decision of Paxos among the members of the
-view before it, so there are never two different views of one number, whoever dies or is cut off.
+view before it, so there are never two different views of one number, whoever dies or is cut off. A
+view also says which revision of ``peers.toml`` it goes by. Revisions never change who decides on
+the next view, or two majorities that have nobody in common might.
 
     outside ──enters──▶ waiting ──view──▶ training ──end──▶ done
                            ▲                  │
@@ -11,10 +13,9 @@ view before it, so there are never two different views of one number, whoever di
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 Message = dict[str, Any]
-View = tuple[int, ...]
 Ballot = tuple[int, int]
 """A round, and who began it."""
 
@@ -27,22 +28,36 @@ TURN = 1.0
 NONE: Ballot = (0, -1)
 
 
+class View(NamedTuple):
+    """Who takes part, and by which revision of ``peers.toml``."""
+
+    members: tuple[int, ...]
+    revision: int = 1
+
+
 class Views:
     """What one peer knows of the views, and its part in deciding the next."""
 
     def __init__(
         self,
         me: int,
-        world: int,
+        first: View,
         patience: float,
         keep: Callable[[Message], None] = lambda state: None,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """`kept` is what was last handed to `keep`, where this peer has been here before."""
+        """`first` is everyone; `kept` what was last handed to `keep`, where this peer has been here
+        before."""
         self.me = me
         self.patience = patience
         self.fresh = max(FRESH, patience / 2)
-        self.views: list[View] = [tuple(range(world))]
+        self.views: list[View] = [first]
+        self.revision = first.revision
+        """The newest revision that is known here."""
+        self.allowed = frozenset(first.members)
+        """Those who take part according to it."""
+        self.dropped: dict[int, str] = {}
+        """Those whom somebody has accused, and why: the others go on without them."""
         self._keep = keep
         self._promised: Ballot = NONE
         self._accepted: tuple[Ballot, View] | None = None
@@ -54,15 +69,16 @@ class Views:
         self._said = self._proposed = float("-inf")
         self._ballot: Ballot = NONE
         self._promises: dict[int, tuple[Ballot, View] | None] = {}
-        self._wish: View = ()
+        self._wish = View(())
         self._value: View | None = None
         self._acceptances: set[int] = set()
         if kept is not None:
-            self.views = [tuple(view) for view in kept["views"]]
+            self.views = [_view(view) for view in kept["views"]]
+            self.dropped = {int(peer): str(why) for peer, why in kept["dropped"].items()}
             self._promised = _ballot(kept["promised"])
             if kept["accepted"] is not None:
                 ballot, view = kept["accepted"]
-                self._accepted = _ballot(ballot), tuple(view)
+                self._accepted = _ballot(ballot), _view(view)
 
     @property
     def number(self) -> int:
@@ -70,9 +86,29 @@ class Views:
         return len(self.views) - 1
 
     @property
-    def members(self) -> View:
+    def members(self) -> tuple[int, ...]:
         """Those of the newest view."""
-        return self.views[-1]
+        return self.views[-1].members
+
+    def forget(self) -> None:
+        """Others have begun already, and this peer does not know with whom."""
+        self.views = [View((), 0)]
+
+    def revise(self, revision: int, allowed: Collection[int]) -> None:
+        """A newer revision is known here, and who takes part according to it."""
+        self.revision, self.allowed = revision, frozenset(allowed)
+
+    def drop(self, peer: int, why: str) -> None:
+        """This peer goes on without another, and tells everyone."""
+        self.dropped.setdefault(peer, why)
+        self._remember()
+
+    def unwelcome(self) -> list[int]:
+        """Members of the newest view with whom nobody is to train."""
+        return [peer for peer in self.members if not self._welcome(peer)]
+
+    def _welcome(self, peer: int) -> bool:
+        return peer in self.allowed and peer not in self.dropped
 
     def enter(self, now: float, left: bool, lost: Collection[int] = ()) -> None:
         """This peer wants to be in the next view. `left`: it was in the newest, and has ended its
@@ -100,8 +136,9 @@ class Views:
             self._said = now
             self._heard[self.me] = now, frozenset(self._lost)
             said.append(self._message("enter", left=self._left, lost=sorted(self._lost)))
+            said += [self._dropped()] if self.dropped else []
         if (wanted := self._due(now)) is not None:
-            place = sorted(wanted).index(self.me)
+            place = wanted.members.index(self.me) if self.me in wanted.members else 0
             if now - self._proposed >= TURN * (1 + place) and self._patient(now, place):
                 self._proposed = now
                 said += self._prepare(wanted)
@@ -113,7 +150,8 @@ class Views:
         return now - self._entered_at >= TURN * place / 2
 
     def _wanting(self, now: float) -> list[int]:
-        return sorted(peer for peer, (when, _) in self._heard.items() if now - when <= self.fresh)
+        fresh = (peer for peer, (when, _) in self._heard.items() if now - when <= self.fresh)
+        return sorted(peer for peer in fresh if self._welcome(peer))
 
     def _due(self, now: float) -> View | None:
         """Whom the next view should have, if it is time to propose it."""
@@ -121,12 +159,18 @@ class Views:
         if not self._left or self.me not in self.members:
             return None
         wanted = self._wanting(now)
-        missing = set(self.members) - set(wanted)
+        missing = set(self.members) - set(wanted) - set(self.unwelcome())
         given_up = set().union(*(self._heard[peer][1] for peer in wanted))
         waited = now - self._entered_at > self.patience
-        if (missing - given_up and not waited) or not self._majority(wanted):
-            return None
-        return tuple(wanted)
+        view = View(tuple(wanted), self.revision)
+        return None if (missing - given_up and not waited) or not self._large(view) else view
+
+    def _large(self, view: View) -> bool:
+        """Whether most of the members go on who may, by the revision of that view."""
+        may = set(self.members)
+        if view.revision == self.revision:
+            may &= self.allowed
+        return 2 * len(may & set(view.members)) > len(may)
 
     def _majority(self, peers: Iterable[int]) -> bool:
         return 2 * len(set(peers) & set(self.members)) > len(self.members)
@@ -137,8 +181,16 @@ class Views:
         """What another peer (or this one) has said; gives the answers, which everyone may hear."""
         number = said["next"]
         if said["kind"] == "decided":
-            self._learn([tuple(view) for view in said["views"]])
+            self._learn([_view(view) for view in said["views"]])
             return []
+        if said["kind"] == "dropped":
+            if self._welcome(sender):
+                for peer, why in said["dropped"].items():
+                    self.dropped.setdefault(int(peer), str(why))
+                self._remember()
+            return []
+        if sender in self.dropped:
+            return [self._dropped()] if said["kind"] == "enter" else []
         if number <= self.number:  # whoever asks has missed something
             return [self._decided()] if said["kind"] in ("enter", "prepare", "accept") else []
         if number > self.number + 1:
@@ -176,7 +228,7 @@ class Views:
         if said["to"] != self.me or _ballot(said["ballot"]) != self._ballot:
             return []
         before = said["accepted"]
-        self._promises[sender] = None if before is None else (_ballot(before[0]), tuple(before[1]))
+        self._promises[sender] = None if before is None else (_ballot(before[0]), _view(before[1]))
         if self._value is not None or not self._majority(self._promises):
             return []
         # What may have been decided already stays decided.
@@ -186,8 +238,11 @@ class Views:
         return [asked, *self.hear(0.0, self.me, asked)]
 
     def _on_accept(self, sender: int, said: Mapping[str, Any]) -> list[Message]:
-        ballot, view = _ballot(said["ballot"]), tuple(said["view"])
-        if ballot < self._promised or not self._majority(view):
+        ballot, view = _ballot(said["ballot"]), _view(said["view"])
+        # An older revision is accepted, since it may have been decided on already; a newer one
+        # has to become known here first.
+        known = self.views[-1].revision <= view.revision <= self.revision
+        if ballot < self._promised or not self._large(view) or not known:
             return []
         self._promised, self._accepted = ballot, (ballot, view)
         self._remember()
@@ -217,13 +272,31 @@ class Views:
         self._remember()
 
     def _remember(self) -> None:
-        self._keep({"views": self.views, "promised": self._promised, "accepted": self._accepted})
+        self._keep(self.state())
+
+    def state(self) -> Message:
+        """What must not be forgotten."""
+        return {
+            "views": self.views,
+            "promised": self._promised,
+            "accepted": self._accepted,
+            "dropped": {str(peer): why for peer, why in self.dropped.items()},
+        }
 
     def _decided(self) -> Message:
         return {"kind": "decided", "next": self.number, "views": self.views}
 
+    def _dropped(self) -> Message:
+        said = {str(peer): why for peer, why in self.dropped.items()}
+        return self._message("dropped", dropped=said)
+
     def _message(self, kind: str, **said: Any) -> Message:
         return {"kind": kind, "next": self.number + 1, **said}
+
+
+def _view(said: Any) -> View:
+    members, revision = said
+    return View(tuple(int(peer) for peer in members), int(revision))
 
 
 def _ballot(said: Any) -> Ballot:

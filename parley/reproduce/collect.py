@@ -92,6 +92,12 @@ class Found:
     refused: Sequence[str] = field(default=())
     """Folders that were left out, each with the reason."""
 
+    def divided(self) -> tuple["Found", "Found"]:
+        """What was run as the paper did, and the rest: reduced runs and ablations."""
+        whole = [r for r in self.results if not r.mark and not r.is_ablation]
+        others = [r for r in self.results if r.mark or r.is_ablation]
+        return Found(whole, self.refused), Found(others)
+
 
 def collect(out: Path) -> Found:
     """Reads all runs of presets below `out`."""

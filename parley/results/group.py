@@ -1,14 +1,15 @@
 """Seeds of one experiment as one group, and its curves: means over seeds, with their spread."""
 
+import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.algorithms import ALGORITHMS
+from parley.algorithms import ALGORITHMS, Kind
 from parley.errors import ParleyError
-from parley.experiment import HOW, Experiment
-from parley.results.read import RecordedRun
+from parley.experiment import HOW, Experiment, with_own
+from parley.results.read import RecordedRun, label
 from parley.store.folder import EXPERIMENT
 from parley.training.record import Record, value
 
@@ -41,19 +42,22 @@ class Group:
         return [run.records for run in self.runs]
 
 
-def group_seeds(runs: Sequence[RecordedRun]) -> list[Group]:
+def group_seeds(runs: Sequence[RecordedRun], own: Kind | None = None) -> list[Group]:
     """Groups runs that differ only in their seed, simple algorithms before involved ones.
 
     Groups are named after their algorithm and, if that is not enough, the options in which they
-    differ.
+    differ. `own` is an algorithm of the user's, if the runs used one.
     """
     groups: dict[str, list[RecordedRun]] = {}
     found: dict[str, Experiment | None] = {}
     notes: dict[str, str] = {}
     for run in runs:
-        experiment, note = _understood(run)
-        compared = experiment and experiment.model_dump_json(exclude=NOT_COMPARED)
-        key = compared or str(run.path)
+        experiment, note = _understood(run, own)
+        if experiment:
+            key = experiment.model_dump_json(exclude=NOT_COMPARED)
+        else:
+            written = {k: v for k, v in run.options.items() if k not in NOT_COMPARED}
+            key = json.dumps(written, default=str) if written else str(run.path)
         groups.setdefault(key, []).append(run)
         found.setdefault(key, experiment)
         notes[key] = note
@@ -67,11 +71,11 @@ def group_seeds(runs: Sequence[RecordedRun]) -> list[Group]:
     ]
 
 
-def _understood(run: RecordedRun) -> tuple[Experiment | None, str]:
+def _understood(run: RecordedRun, own: Kind | None) -> tuple[Experiment | None, str]:
     if not run.options:
         return None, ""
     try:
-        return Experiment.of(**run.options), ""
+        return Experiment.of(**with_own(run.options, own)), ""
     except ParleyError as error:
         return None, f"this version does not understand {EXPERIMENT}: {error}"
 
@@ -84,7 +88,9 @@ def _place(experiment: Experiment | None) -> int:
 
 def _labels(runs: Sequence[RecordedRun], experiments: Sequence[Experiment | None]) -> list[str]:
     names = [
-        experiment.algorithm.label if experiment else run.path.name
+        experiment.algorithm.label
+        if experiment
+        else label(run.options, run.environment, run.summary) or run.path.name
         for run, experiment in zip(runs, experiments, strict=True)
     ]
     flat = [_flat(experiment) for experiment in experiments]
@@ -93,10 +99,10 @@ def _labels(runs: Sequence[RecordedRun], experiments: Sequence[Experiment | None
         others = [other for its, other in zip(names, flat, strict=True) if its == name]
         differing = [k for k in mine if any(mine[k] != other.get(k) for other in others)]
         labels.append(" ".join([name, *(f"{k}={mine[k]}" for k in differing)]))
-    # Experiments that this version does not understand may share a folder name.
+    # Experiments that this version does not understand may share a name.
     return [
-        f"{label} ({run.path})" if labels.count(label) > 1 else label
-        for label, run in zip(labels, runs, strict=True)
+        f"{name} ({run.path})" if labels.count(name) > 1 else name
+        for name, run in zip(labels, runs, strict=True)
     ]
 
 

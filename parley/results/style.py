@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from parley.errors import BadValue
+from parley.results.formats import ENDINGS
 
 # The same colours as on the pages. Classes use Paul Tol's "muted" scheme, which is distinct for
 # readers with any common colour blindness; a test checks the same for lines.
@@ -25,7 +26,6 @@ PALETTE, LINES = THEME["classes"], THEME["lines"]
 DASHES = ("-", "--", ":", "-.")
 INK, EDGE, NODE = THEME["ink"], THEME["edge"], THEME["node"]
 BAR = LINES[0]
-ENDINGS = ("png", "svg", "pdf")
 
 
 def line_style(slot: int, dash: int) -> dict[str, Any]:

@@ -37,6 +37,11 @@ class Loaded(NamedTuple):
     state: Any
     about: dict[str, Any]
     sent: dict[Kind, Tensor]
+    b_AS: Tensor | None = None
+    """Running statistics, if the model has some."""
+
+
+STATISTICS = "statistics_AS"
 
 
 def folder(run: Path, epoch: int) -> Path:
@@ -66,9 +71,17 @@ def newest(run: Path, transport: Transport) -> int:
             return limit
 
 
-def save(run: Path, epoch: int, state: Any, transport: Transport, about: dict[str, Any]) -> None:
+def save(
+    run: Path,
+    epoch: int,
+    state: Any,
+    transport: Transport,
+    about: dict[str, Any],
+    b_AS: Tensor | None = None,
+) -> None:
     """Writes this worker's part, completely or not at all; it is on disk before this returns."""
-    tensors = flat(state) | {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
+    tensors = flat(state) | _statistics(b_AS)
+    tensors |= {f"sent_{kind}_A": value for kind, value in transport.sent.items()}
     arrays = {name: _array(name, value) for name, value in tensors.items()}
     checks = {name: _check(array) for name, array in arrays.items()}
     text = json.dumps({"about": about, "axes": _axes(transport), "checks": checks})
@@ -104,14 +117,22 @@ def drop_after(run: Path, epoch: int) -> None:
         sync_folder(run / "checkpoint")
 
 
-def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
+def _statistics(b_AS: Tensor | None) -> dict[str, Tensor]:
+    return {} if b_AS is None or not b_AS.shape[1] else {STATISTICS: b_AS}
+
+
+def load(
+    run: Path, epoch: int, template: Any, transport: Transport, b_AS: Tensor | None = None
+) -> Loaded:
     """The rows that belong to the agents hosted here, whichever worker wrote them.
 
-    `template` is a state of the right type and shapes, as `Algorithm.init` makes it.
+    `template` is a state of the right type and shapes, as `Algorithm.init` makes it, and `b_AS` are
+    running statistics like those that are there.
     """
     axes = {axis: {tuple(k): r for r, k in enumerate(ks)} for axis, ks in _axes(transport).items()}
     missing = {axis: set(keys) for axis, keys in axes.items()}
-    fields = {name: torch.empty_like(value) for name, value in flat(template).items()}
+    wanted = flat(template) | _statistics(b_AS)
+    fields = {name: torch.empty_like(value) for name, value in wanted.items()}
     sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
     targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
     seconds, samples = 0.0, 0.0
@@ -149,7 +170,7 @@ def load(run: Path, epoch: int, template: Any, transport: Transport) -> Loaded:
                 "graph, or incomplete"
             )
     about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
-    return Loaded(_filled(template, fields), about, sent)
+    return Loaded(_filled(template, fields), about, sent, fields.get(STATISTICS))
 
 
 def flat(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -192,6 +213,7 @@ def models(run: Path, agents: Sequence[int]) -> Loaded | None:
 
 def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
     rows: dict[int, Tensor] = {}
+    kept: dict[int, Tensor] = {}
     sent: dict[Kind, dict[int, int]] = {kind: {} for kind in KINDS}
     about: dict[str, Any] = {"epoch": epoch, "seconds": 0.0, "samples": 0}
     for path in _parts(folder(run, epoch)):
@@ -202,6 +224,8 @@ def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
         arrays = _arrays(path, header)
         with _damage_named(path):
             rows |= {agent: torch.from_numpy(arrays["x_AD"][row]) for agent, row in there.items()}
+            if STATISTICS in arrays:
+                kept |= {a: torch.from_numpy(arrays[STATISTICS][r]) for a, r in there.items()}
             for kind, counts in sent.items():
                 of_kind = arrays[f"sent_{kind}_A"]
                 counts |= {agent: int(of_kind[row]) for agent, row in there.items()}
@@ -212,7 +236,8 @@ def _models(run: Path, epoch: int, agents: Sequence[int]) -> Loaded | None:
     if set(rows) != set(agents):
         return None
     counted = {kind: torch.tensor([of[a] for a in agents]) for kind, of in sent.items()}
-    return Loaded(torch.stack([rows[a] for a in agents]), about, counted)
+    b_AS = torch.stack([kept[a] for a in agents]) if kept else None
+    return Loaded(torch.stack([rows[a] for a in agents]), about, counted, b_AS)
 
 
 def _folders(run: Path) -> list[tuple[int, Path]]:

@@ -39,6 +39,8 @@ def enclosed(experiment: Experiment, topology: Topology) -> Enclosed:
     if (path := path_in(experiment.links)) is not None:
         changes["links"] = f"file:{LINKS}"
         files[LINKS] = _read("links", path)
+    if experiment.init and not experiment.init.startswith("hf:"):
+        changes["init"] = str(Path(experiment.init).expanduser().resolve())
     # A copy: its relative paths are only valid inside the folder.
     return Enclosed(experiment.model_copy(update=changes), files)
 

@@ -12,6 +12,8 @@ checkpoint/         what resuming needs
 status.json         where the run is, until it is complete (`parley.store.status`)
 .lock, .lock-…      held by the processes of the run (`parley.store.lock`)
 confusion.json      confusion matrices of the best and the worst agent, at the end
+model.safetensors   the averaged model, at the end; beside it model.json, and for text
+tokenizer.json; agents/ has the models of the agents hosted here (`parley.store.outputs`)
 summary.json        written when the run is complete
 """
 
@@ -47,6 +49,7 @@ SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 AGENTS = "agents.json"
 CONFUSION = "confusion.json"
+MODEL, CARD, TOKENIZER = "model.safetensors", "model.json", "tokenizer.json"
 GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
 ENCLOSED = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
 """Copies of files that the experiment names, and the field that names each."""
@@ -140,7 +143,7 @@ class RunFolder:
                 )
         with self._writing():
             write_atomically(self.path / EXPERIMENT, experiment.to_toml())
-            for name in (SUMMARY, CONFUSION):
+            for name in (SUMMARY, CONFUSION, CARD, MODEL):
                 (self.path / name).unlink(missing_ok=True)
 
     def touch(self, mark: Path) -> None:

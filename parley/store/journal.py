@@ -7,11 +7,12 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field, with_config
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
 from parley.experiment import Experiment
-from parley.store import checkpoint
+from parley.store import checkpoint, outputs
 from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
 from parley.store.lock import Hold
@@ -106,7 +107,7 @@ class Journal:
             )
         if self.epoch:
             log.debug("resuming from the checkpoint of epoch %d", self.epoch)
-            run.restore(*checkpoint.load(path, self.epoch, run.state, transport))
+            run.restore(*checkpoint.load(path, self.epoch, run.state, transport, run.b_AS))
         meet(transport)  # nothing is changed on disk until every worker has read its part
         checkpoint.drop_after(path, self.epoch)
         records = [r for r in records if r["epoch"] <= self.epoch]
@@ -136,7 +137,7 @@ class Journal:
         path, how = self.folder.path, run.experiment
         if event.epoch % how.checkpoint_every and not run.is_over:
             return
-        checkpoint.save(path, event.epoch, run.state, run.transport, run.about())
+        checkpoint.save(path, event.epoch, run.state, run.transport, run.about(), run.b_AS)
         meet(run.transport)
         log.debug("checkpoint of epoch %d written to %s", event.epoch, path)
         self.epoch = event.epoch
@@ -179,8 +180,11 @@ class Journal:
             )
         return self.records[-1]
 
-    def finish(self, run: Run, confusion: dict[str, Any]) -> dict[str, Any]:
-        """The summary, written where records are kept."""
+    def finish(self, run: Run, confusion: dict[str, Any], mean_E: Tensor) -> dict[str, Any]:
+        """The models, and the summary, written where records are kept; all workers take part."""
+        if self.out:
+            outputs.write(self.out, run, mean_E, self.keeper)
+        meet(run.transport)  # a run is complete once every worker has written its models
         summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
         hosted = run.transport.placement.numbers or range(run.experiment.agents)
         if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from parley import algorithms
 from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment, on_top
+from parley.experiment import ALGORITHM_OPTIONS, Experiment, named_with, on_top
 from parley.files import write_atomically
 from parley.measures import FORMS, KNOWN, of_record
 from parley.results.curves import curves_picture
@@ -71,22 +71,22 @@ def parse_algorithms(specs: str) -> list[Method]:
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
     # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
-        # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
-        name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
-        pairs = [setting.partition("=")[::2] for setting in settings]
-        if not all(key and value for key, value in pairs) or ":" in name.partition("+")[0]:
+        name, settings = named_with(spec, "algorithms")
+        if ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
-        written = [key.strip().replace("-", "_") for key, _ in pairs]
-        for key in written:
-            if written.count(key) > 1:
-                raise BadValue("algorithms", spec, "each option once", f"{key} is given twice")
-            if key in ("name", "algorithm"):
-                raise BadValue("algorithms", spec, "the algorithm's name first, without a key")
-        values = [value.strip() for _, value in pairs]
-        chosen.append(Method(name, dict(zip(written, values, strict=True))))
+        chosen.append(Method(name, settings))
     if not chosen:
         raise BadValue("algorithms", specs, "at least one of " + ", ".join(algorithms.ALGORITHMS))
     return chosen
+
+
+def check_used(options: Mapping[str, Any], kinds: Sequence[algorithms.Kind]) -> None:
+    """Refuses a hyper-parameter that none of the algorithms has."""
+    for name in ALGORITHM_OPTIONS:
+        if name in options and not any(name in kind.options() for kind in kinds):
+            names = ", ".join(dict.fromkeys(kind.name for kind in kinds))
+            because = f"none of {names} has it" if names else "no algorithm is given by name"
+            raise BadValue(name, options[name], "an option of one of the algorithms", because)
 
 
 def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list[Experiment]:

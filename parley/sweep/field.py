@@ -28,9 +28,12 @@ def fitting(experiment: Experiment) -> Experiment:
     topology = problems.topology_of(experiment)
     try:
         experiment.algorithm.check(topology)
-    except BadValue:
+    except BadValue as refusal:
         on_tree = experiment.replace(topology=f"spanning-tree:{experiment.topology}")
-        experiment.algorithm.check(problems.topology_of(on_tree))
+        try:
+            experiment.algorithm.check(problems.topology_of(on_tree))
+        except BadValue:
+            raise refusal from None
         return on_tree
     return experiment
 

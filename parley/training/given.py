@@ -1,7 +1,7 @@
 """Problems made of what a Python program gives: its own model, data, graph or loss."""
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from torch import nn
 
 from parley import data as datasets
 from parley import graphs as topologies
+from parley.code import allow_named
 from parley.compute.task import Loss, cross_entropy
 from parley.data import Samples, Transform
 from parley.data.targets import classes_in
@@ -17,6 +18,7 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.measures import CLASSIFICATION
+from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from parley.training.problem import Problem
 from parley.training.scoring import Function
@@ -60,6 +62,7 @@ def scored(
             raise BadValue("metrics", metric, "names, and functions of (outputs, targets)")
     if named:
         options["metrics"] = ",".join(named)
+    allow_named({"loss": loss, "metrics": ",".join(named)})  # the program itself has named them
     own = ["metrics"] * bool(functions)
     if loss is None:
         return Scored(None, functions), own
@@ -98,6 +101,20 @@ def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise BadValue("model", name_of(model), "a callable that returns an nn.Module")
     return made
+
+
+def architecture_of(experiment: Experiment, problem: Problem) -> Architecture:
+    """How the model that is trained can be built again, as far as words can say it."""
+    like = problem.test if len(problem.test) else problem.samples[0]
+    if "model" not in experiment.from_python:
+        return problems.architecture_of(experiment, like, problem.class_names)
+    shape, classes = tuple(like.inputs.shape[1:]), len(problem.class_names)
+    made = partial(Architecture, input_shape=shape, classes=classes)
+    given = getattr(problem.model, "args", (None,))[0]
+    home, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
+    if home in ("", "__main__") or not name.isidentifier() or isinstance(given, nn.Module):
+        return made(model=experiment.model, kind="python")
+    return made(model=f"{home}:{name}", kind="code", passes=())
 
 
 def held_out(test: Any, like: Samples, task: str) -> Samples:
@@ -146,23 +163,19 @@ def problem_of_named_data(
     topology: Topology | None,
     build: Callable[[], nn.Module] | None,
     scored: Scored,
-    allow_code: Collection[str],
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     """A dataset by name, with whatever else the program gives."""
     graph = _graph(topology, experiment)
     loss, functions = scored
-    return problems.problem(
-        experiment, agents, graph, build, loss, allow_code=allow_code, functions=functions
-    )
+    return problems.problem(experiment, agents, graph, build, loss, functions=functions)
 
 
 def problem_of_own_data(
     topology: Topology | None,
     build: Callable[[], nn.Module] | None,
     scored: Scored,
-    allow_code: Collection[str],
     samples: list[Samples],
     tests: list[Samples],
     experiment: Experiment,
@@ -196,7 +209,7 @@ def problem_of_own_data(
     )
     known = [part.targets for part in samples]
     loss, functions = scored
-    return problems.with_task(made, experiment, known, loss, functions, allow_code)
+    return problems.with_task(made, experiment, known, loss, functions)
 
 
 def _graph(topology: Topology | None, experiment: Experiment) -> Topology:

@@ -1,6 +1,8 @@
 """The metrics of a run. Nothing here changes what is trained.
 
-Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+Axes: A agents hosted here, N all agents, I incoming edges of those hosted here, O their outgoing
+edges, D flat parameters, E parameters and running statistics, M metrics, K numbers that add up over
+samples.
 """
 
 import math
@@ -21,6 +23,10 @@ CHUNK = 512
 """Samples that are evaluated at once."""
 MOST_OUTPUTS = 1 << 24
 """Numbers that a model may give for them; where it gives more, fewer are evaluated at once."""
+MOST_SAMPLES = 1 << 40
+"""Test samples of one worker: more than there are."""
+MOST_POOLED = 1 << 24
+"""Test samples of one worker if all its outputs are needed in one place."""
 
 
 class TestSet:
@@ -34,10 +40,8 @@ class TestSet:
         transform: Transform,
         engine: Engine,
         transport: Transport,
-        sizes: Sequence[int] = (),
         functions: Mapping[str, Function] | None = None,
     ) -> None:
-        """`sizes` are the numbers of samples of each hosted agent, where they have their own."""
         self.engine = engine
         self.transport = transport
         task = engine.task
@@ -46,47 +50,47 @@ class TestSet:
         self.targets = samples.targets.to(device)
         self.count = len(samples)
         """The number of samples that every model is tested on."""
-        self.sizes = tuple(sizes)
         self.scorers = scorers(task.goal, task.scores, functions)
         self.pooled = any(scorer.pooled for scorer in self.scorers)
         """Whether some metric needs all predictions in one place."""
         self.chunk = max(1, min(CHUNK, MOST_OUTPUTS // max(1, task.answer_size)))
 
-    def score(self, x_D: Tensor) -> list[float]:
+    def score(self, x_E: Tensor) -> list[float]:
         """Loss and metrics of a model that every process has."""
-        return self._of(x_D, slice(None))
+        return self._of(x_E, slice(None))
 
-    def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
-        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
+    def everyone(self, models_AE: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
+        scores = [self.score(x_E) for x_E in models_AE]
+        return self.transport.gather(torch.tensor(scores, dtype=torch.float64))
 
-    def _of(self, x_D: Tensor, part: slice) -> list[float]:
+    def _of(self, x_E: Tensor, part: slice) -> list[float]:
         """Loss and metrics on some of the samples that are here."""
         targets = self.targets[part]
         if not len(targets):
             return [math.nan] * (1 + len(self.scorers))
-        tally = self._tally(x_D, part)
+        tally = self._tally(x_E, part)
         outputs = torch.cat(tally.kept) if tally.kept else torch.empty(0)
         return figures(self.scorers, tally.numbers(), len(targets), outputs, targets.cpu())
 
-    def _tally(self, x_D: Tensor, part: slice = slice(None)) -> Tally:
+    def _tally(self, x_E: Tensor, part: slice = slice(None)) -> Tally:
         tally = Tally(self.scorers)
         both = (self.inputs[part].split(self.chunk), self.targets[part].split(self.chunk))
         for inputs, targets in zip(*both, strict=True):
             if len(targets):
-                outputs = self.engine.predict(x_D, inputs)
+                outputs = self.engine.predict(x_E, inputs)
                 loss = float(self.engine.task.per_sample(outputs, targets).sum())
                 tally.add(loss, outputs, targets)
         return tally
 
-    def confusion(self, x_D: Tensor, classes: int) -> Tensor:
+    def confusion(self, x_E: Tensor, classes: int) -> Tensor:
         """The confusion matrix: samples of each class (row) by predicted class (column).
 
         A model with more outputs than classes has one extra column for all other predictions.
         """
         columns, goal = self.columns(classes), self.engine.task.goal
         parts = self.inputs.split(self.chunk)
-        answers = torch.cat([goal.answers(self.engine.predict(x_D, part)) for part in parts])
+        answers = torch.cat([goal.answers(self.engine.predict(x_E, part)) for part in parts])
         cells = self.targets * columns + answers.clamp(max=columns - 1)
         return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
 
@@ -101,6 +105,9 @@ class OwnTestSets(TestSet):
     The scores are those on all samples together, as if they were in one place. Most metrics add up,
     so that workers tell each other sums. For those that do not, such as AUROC, they tell each other
     the outputs and targets of their test samples, but never inputs.
+
+    A worker whose numbers cannot be is reported, and its samples are left out: it decides about its
+    own share of the samples, and about nobody's score alone.
     """
 
     def __init__(
@@ -109,107 +116,187 @@ class OwnTestSets(TestSet):
         transform: Transform,
         engine: Engine,
         transport: Transport,
-        sizes: Sequence[int] = (),
         functions: Mapping[str, Function] | None = None,
-        each: bool = True,
+        sizes: Sequence[int] = (),
     ) -> None:
-        """`each`: whether every hosted agent has its own samples, not one of them those of all."""
-        super().__init__(samples, transform, engine, transport, sizes, functions)
-        self.count = int(transport.sum(torch.tensor(len(samples))))
+        """`sizes` are the numbers of samples of each hosted agent, if every one has its own."""
+        super().__init__(samples, transform, engine, transport, functions)
+        self.own_each = bool(sizes)
+        """Whether every hosted agent has its own samples."""
+        self.sizes = tuple(sizes) or (0,) * len(transport.placement.agents)
+        """How many of them each hosted agent has of its own."""
+        most = MOST_POOLED if self.pooled else MOST_SAMPLES
+        if len(samples) > most:
+            names = ", ".join(measure.name for measure in engine.task.goal.measures)
+            valid = f"metrics that add up, for more than {most:,} test samples"
+            raise BadValue("metrics", names, valid)
+        counts = [int(count) for count in transport.each(torch.tensor(len(samples)))]
+        self._counts = counts
+        """Of each worker."""
+        for worker, count in enumerate(counts):
+            if not 0 <= count <= most:
+                self._report(worker, f"reported {count} test samples")
+                counts[worker] = 0
+        self._longest = max(counts)
+        if self.pooled:
+            self._places = self._located()
+            """Where the samples of each worker are among all, in the order of the agents."""
+            self._all_targets = self._gathered_targets()
+        self.count = sum(counts)
         if not self.count:
             valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
-        self.places = torch.zeros(0, dtype=torch.int64)
-        """Where the samples of this worker are among all, in the order of the agents."""
-        self._all_targets: Tensor | None = None
-        self._each = each
-        self.size_N = torch.zeros(0, dtype=torch.int64)
-        """How many samples each agent has."""
-        if self.sizes:
-            self.size_N = transport.gather(torch.tensor(self.sizes))
-            start_N = self.size_N.cumsum(0) - self.size_N
-            self.places = torch.cat(
-                [
-                    torch.arange(size) + int(start_N[agent])
-                    for agent, size in zip(transport.placement.agents, self.sizes, strict=True)
-                ]
-            )
 
-    def score(self, x_D: Tensor) -> list[float]:
+    def score(self, x_E: Tensor) -> list[float]:
         """Loss and metrics on the samples of all agents."""
-        tally = self._tally(x_D)
-        return self._together(self.transport.sum(tally.numbers()), self._pooled(tally))
+        return self._together([self._tally(x_E)])[0]
 
-    def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
+    def everyone(self, models_AE: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
         row = self.transport.placement.row
         tallies = [
-            self._tally(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
+            self._tally(self.transport.broadcast(models_AE[row.get(agent, 0)], agent))
             for agent in range(self.transport.topology.agents)
         ]
-        numbers_N = self.transport.sum(torch.stack([tally.numbers() for tally in tallies]))
-        found = []
-        for agent, tally in enumerate(tallies):
-            outputs = self._pooled(tally)
-            if agent in row:
-                found.append(self._together(numbers_N[agent], outputs))
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(self._together(tallies), dtype=torch.float64)
 
-    def personal(self, x_AD: Tensor, mean_D: Tensor) -> Tensor:
-        """Loss and metrics of each hosted agent's model, and of the averaged one, on that agent's
-        own samples: ``float64[A, 2, 1 + M]``; NaN for an agent that has none."""
-        if not self._each:
-            return torch.full((len(x_AD), 2, 1 + len(self.scorers)), math.nan, dtype=torch.float64)
+    def personal(self, models_AE: Tensor, mean_E: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, and of the averaged one, on that agent's own
+        samples, ``float64[N, 2, 1 + M]``; NaN for an agent that has none."""
+        form = (len(models_AE), 2, 1 + len(self.scorers))
+        found = torch.full(form, math.nan, dtype=torch.float64)
         ends = torch.tensor(self.sizes).cumsum(0).tolist()
-        parts = [slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True)]
-        found = [
-            [self._of(x_D, part), self._of(mean_D, part)]
-            for x_D, part in zip(x_AD, parts, strict=True)
-        ]
-        return torch.tensor(found, dtype=torch.float64)
+        for row, (end, size) in enumerate(zip(ends, self.sizes, strict=True)):
+            if self.own_each:
+                part = slice(end - size, end)
+                each = [self._of(models_AE[row], part), self._of(mean_E, part)]
+                found[row] = torch.tensor(each, dtype=torch.float64)
+        return self.transport.gather(found)
 
-    def confusion(self, x_D: Tensor, classes: int) -> Tensor:
+    def confusion(self, x_E: Tensor, classes: int) -> Tensor:
         """The confusion matrix over the samples of all agents."""
         cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
-            cells = super().confusion(x_D, classes).cpu()
-        return self.transport.sum(cells)
+            cells = super().confusion(x_E, classes).cpu()
+        every = self.transport.each(cells)
+        for worker, said in enumerate(every):
+            if int(said.min()) < 0 or int(said.sum()) != self._counts[worker]:
+                self._report(worker, "reported answers to other than its test samples")
+                said.zero_()
+        return torch.stack(every).sum(0)
 
-    def _together(self, numbers: Tensor, outputs: Tensor) -> list[float]:
-        targets = self.targets[:0].cpu()
-        if self.pooled:
-            if self._all_targets is None:
-                raise RuntimeError("targets are pooled with the first outputs")
-            targets = self._all_targets
-        return figures(self.scorers, numbers, self.count, outputs, targets)
+    def _together(self, tallies: Sequence[Tally]) -> list[list[float]]:
+        """Loss and metrics of some models, given what is known of them on this worker's samples."""
+        here, refused = self.transport.placement.here, set[int]()
+        said = self.transport.each(torch.stack([tally.numbers() for tally in tallies]))
+        for worker, numbers_NK in enumerate(said):
+            if worker != here and not self._possible(numbers_NK, self._counts[worker]):
+                self._report(worker, "reported losses or metrics that cannot be")
+                refused.add(worker)
+        found = []
+        for model, tally in enumerate(tallies):
+            outputs = self._gathered_outputs(tally, refused) if self.pooled else None
+            counted = [worker for worker in range(len(said)) if worker not in refused]
+            numbers = torch.stack([said[worker][model] for worker in counted]).sum(0)
+            count, targets = sum(self._counts[worker] for worker in counted), torch.empty(0)
+            if outputs is not None:
+                places = torch.cat([self._places[worker] for worker in counted]).sort().values
+                outputs, targets = outputs[places], self._all_targets[places]
+            found.append(figures(self.scorers, numbers, count, outputs, targets))
+        return found
 
-    def _pooled(self, tally: Tally) -> Tensor:
-        """The outputs for all agents' samples, in the order of the agents, on every worker."""
-        if not self.pooled:
-            return torch.empty(0)
-        if self._all_targets is None:
-            self._all_targets = self._spread(self.targets.cpu(), self.targets.shape[1:])
+    def _possible(self, numbers_NK: Tensor, count: int) -> bool:
+        """Whether some models can have these sums over so many samples."""
+        if not bool(numbers_NK.isfinite().all()):
+            return False
+        answers = count * math.prod(self.targets.shape[1:])
+        _, *sums = numbers_NK.split([1, *(scorer.width for scorer in self.scorers)], 1)
+        each = zip(self.scorers, sums, strict=True)
+        return all(scorer.possible(sums_NK, answers) for scorer, sums_NK in each)
+
+    def _gathered_outputs(self, tally: Tally, refused: set[int]) -> Tensor:
+        """A model's outputs for all agents' samples, in the order of the agents; adds workers whose
+        outputs cannot be to those that are `refused`."""
         shape, dtype = self.engine.task.answer_shape, self.engine.task.dtype
         here = torch.cat(tally.kept) if tally.kept else torch.zeros(0, *shape, dtype=dtype)
-        return self._spread(here, torch.Size(shape))
+        every = self._each(here)
+        for worker, outputs in enumerate(every):
+            own = worker == self.transport.placement.here
+            if not (own or worker in refused or bool(outputs.isfinite().all())):
+                self._report(worker, "reported outputs that are not finite")
+                refused.add(worker)
+        return self._placed(every)
 
-    def _spread(self, here: Tensor, shape: torch.Size) -> Tensor:
-        # Every worker fills in its own rows, and the sum has them all.
-        everywhere = torch.zeros(self.count, *shape, dtype=here.dtype)
-        everywhere[self.places] = here
-        return self.transport.sum(everywhere)
+    def _gathered_targets(self) -> Tensor:
+        """The targets of all agents' samples, in the order of the agents."""
+        every = self._each(self.targets.cpu())
+        task = self.engine.task
+        for worker, targets in enumerate(every):
+            own = worker == self.transport.placement.here
+            if not (own or task.goal.possible(targets, task.answer_shape)):
+                self._report(worker, "reported targets that cannot be")
+                self._counts[worker] = 0
+                every[worker] = targets[:0]
+        everywhere = self._placed(every)
+        for worker, count in enumerate(self._counts):
+            self._places[worker] = self._places[worker][:count]
+        return everywhere
+
+    def _each(self, here: Tensor) -> list[Tensor]:
+        """What every worker has for its samples."""
+        padded = here.new_zeros(self._longest, *here.shape[1:])
+        padded[: len(here)] = here
+        every = zip(self.transport.each(padded), self._counts, strict=True)
+        return [said[:count] for said, count in every]
+
+    def _placed(self, every: Sequence[Tensor]) -> Tensor:
+        """The same in the order of the agents; zeros for what is missing."""
+        everywhere = every[0].new_zeros(self._samples, *every[0].shape[1:])
+        for places, values in zip(self._places, every, strict=True):
+            everywhere[places[: len(values)]] = values
+        return everywhere
+
+    def _located(self) -> list[Tensor]:
+        placement, counts = self.transport.placement, self._counts
+        together = (len(self.targets), *self.sizes[1:])
+        sizes = self.sizes if self.own_each else together
+        size_N = self.transport.gather(torch.tensor(sizes)).tolist()
+        agents = [
+            [agent for agent, of in enumerate(placement.worker_of) if of == worker]
+            for worker in range(len(counts))
+        ]
+        for worker, (hosted, count) in enumerate(zip(agents, counts, strict=True)):
+            said = [size_N[agent] for agent in hosted]
+            if min(said) < 0 or sum(said) != count:
+                if count:  # else it has been reported already
+                    self._report(worker, f"reported {said} of {count} test samples")
+                for agent in hosted:
+                    size_N[agent] = count if agent == hosted[0] else 0
+        start_N = torch.tensor([0, *size_N]).cumsum(0).tolist()
+        self._samples = sum(size_N)
+        return [
+            torch.cat([torch.arange(start_N[agent], start_N[agent + 1]) for agent in hosted])
+            for hosted in agents
+        ]
+
+    def _report(self, worker: int, words: str) -> None:
+        """Names a worker by the first of its agents."""
+        placement, guard = self.transport.placement, self.transport.guard
+        if guard is not None:
+            agent = placement.number(placement.worker_of.index(worker))
+            guard.report(agent, worker, guard.step, words)
 
 
-def mean_model(x_AD: Tensor, transport: Transport) -> Tensor:
+def mean_model(x_AD: Tensor, transport: Transport, step: int = 0) -> Tensor:
     """The average of all agents' models, ``[D]``, on every worker."""
-    total_D = transport.total(x_AD.double())
+    total_D = transport.total(x_AD.double(), "evaluation", step)
     return (total_D / transport.topology.agents).to(x_AD.dtype)
 
 
-def consensus_distance(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> float:
-    """How far apart the models are: the root of the mean of ‖x_i - x̄‖² over all agents."""
-    square_A = (x_AD - mean_D).double().square().sum(1)
-    return float(transport.gather(square_A).mean().sqrt())
+def squared_distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
+    """The square of each agent's distance from the average, ``float64[N]``: the root of its mean
+    is the consensus distance."""
+    return transport.gather((x_AD - mean_D).double().square().sum(1))
 
 
 def distances(x_AD: Tensor, mean_D: Tensor, transport: Transport) -> Tensor:
@@ -253,18 +340,14 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
     return norms[0], norms[1]
 
 
-def peak_memory_mb(transport: Transport) -> float:
-    """The largest resident size of this process so far, summed over workers, in MB.
+def peak_memory_mb() -> float:
+    """The largest resident size of this process so far, in MB.
 
     0 on systems where it is not available (Windows).
     """
-    return float(transport.sum(torch.tensor(_peak_bytes() / 1e6, dtype=torch.float64)))
-
-
-def _peak_bytes() -> int:
     try:
         import resource
     except ImportError:
-        return 0
+        return 0.0
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

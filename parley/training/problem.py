@@ -1,25 +1,29 @@
 """What is trained on what: loads, partitions and checks everything that an experiment names."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from parley import data, models
 from parley import graphs as topologies
+from parley.code import check_allowed
 from parley.compute.goals import Goal
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform, own
 from parley.data import partition as partitions
-from parley.data.targets import strata
+from parley.data.preparation import AS_IS, Preparation
+from parley.data.targets import CLASSES, strata
 from parley.errors import BadValue
-from parley.experiment import OWN, WITH_ONE_CLASS, Experiment
+from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
+from parley.models.architecture import Architecture
 from parley.schedule import Own
 from parley.training import tasks
+from parley.training.initial import start_from
 from parley.training.scoring import Function
 
 
@@ -41,9 +45,8 @@ class Problem:
     functions: Mapping[str, Function] = field(default_factory=dict)
     """The user's own metrics by name."""
     test_sizes: tuple[int, ...] = ()
-    """Where hosted agents have their own test samples: how many of those in `test` each has."""
-    test_is_each: bool = True
-    """Whether these samples are each agent's own, rather than one set of several agents."""
+    """Where hosted agents have their own test samples: how many of those in `test` each has. None
+    where they share those in `test`."""
     note: str = ""
     """Which rule the partition could not obey; may be empty."""
     test_is_shared: bool = True
@@ -54,15 +57,32 @@ class Problem:
     """How the learning rate changes, if a Python function says so."""
     gamma_decay: Own | None = None
     """The same for the averaging rate."""
+    preparation: Preparation = AS_IS
+    """How inputs were made of files."""
 
 
 def builder(
     experiment: Experiment, like: Samples, class_names: Sequence[str]
 ) -> Callable[[], nn.Module]:
-    """Builds the network that the experiment names, for samples like these."""
-    outputs = tasks.outputs_of(experiment, class_names, like.targets)
-    shape = tuple(like.inputs.shape[1:])
-    return partial(models.build, experiment.model, shape, outputs, **experiment.model_options)
+    """Builds the network that the experiment names, for samples like these; a user's own only if
+    this host allows it."""
+    return architecture_of(experiment, like, class_names).build
+
+
+def architecture_of(
+    experiment: Experiment, like: Samples, class_names: Sequence[str]
+) -> Architecture:
+    """How the network that the experiment names is built for samples like these."""
+    kind: Literal["name", "code"] = "code" if models.is_code(experiment.model) else "name"
+    if kind == "code":
+        check_allowed(experiment.model)
+    return Architecture(
+        model=experiment.model,
+        kind=kind,
+        options=experiment.model_options,
+        input_shape=tuple(like.inputs.shape[1:]),
+        classes=tasks.outputs_of(experiment, class_names, like.targets),
+    )
 
 
 def topology_of(experiment: Experiment) -> Topology:
@@ -79,13 +99,11 @@ def problem(
     build: Callable[[], nn.Module] | None = None,
     loss: Loss | None = None,
     places: Mapping[int, str] | None = None,
-    allow_code: Collection[str] = (),
     functions: Mapping[str, Function] | None = None,
 ) -> Problem:
     """Loads, partitions and checks what the experiment names; arguments replace names.
 
-    Keeps the samples of these agents (default: all). `places` are where agents' own data are. A
-    loss or metric named as ``module:function`` is imported from a module in `allow_code` only;
+    Keeps the samples of these agents (default: all). `places` are where agents' own data are.
     `functions` are metrics by name.
     """
     topology = topology or topology_of(experiment)
@@ -106,7 +124,7 @@ def problem(
         places = dict(enumerate(folders))
     if experiment.data == OWN:
         made = _own_problem(experiment, hosted, topology, build, places or {}, tokenizer)
-        return with_task(made, experiment, None, loss, functions, allow_code)
+        return with_task(made, experiment, None, loss, functions)
     source = data.load(experiment.data, experiment.data_root, options, tokenizer)
     fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
     targets = source.train.targets
@@ -131,7 +149,7 @@ def problem(
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
         labels = strata(targets)
-        if experiment.task in WITH_ONE_CLASS:
+        if experiment.task in CLASSES:
             partitions.check_labels(labels[used], classes)
         split = partitions.partition(experiment.partition, labels, topology, seed, used)
         samples = [source.train.take(split.indices[agent]) for agent in hosted]
@@ -145,9 +163,10 @@ def problem(
         class_names=source.class_names,
         note=note,
         data_are_own=places is not None,
+        preparation=source.preparation,
     )
     known = None if places is not None else [targets[used]]
-    return with_task(made, experiment, known, loss, functions, allow_code)
+    return with_task(made, experiment, known, loss, functions)
 
 
 def with_task(
@@ -156,15 +175,14 @@ def with_task(
     known: Sequence[Tensor] | None,
     loss: Loss | None = None,
     functions: Mapping[str, Function] | None = None,
-    allow_code: Collection[str] = (),
 ) -> Problem:
-    """The problem with the experiment's task, loss and metrics. `known` are the targets of all
-    agents, where this process has them."""
+    """The problem with the experiment's task, loss and metrics, which are the user's own code only
+    if this host allows it. `known` are the targets of all agents, where this process has them."""
     return replace(
         made,
         goal=tasks.goal_of(experiment),
-        loss=loss or tasks.loss_of(experiment, made.class_names, known, allow_code),
-        functions={**tasks.functions_of(experiment, allow_code), **(functions or {})},
+        loss=loss or tasks.loss_of(experiment, made.class_names, known),
+        functions={**tasks.functions_of(experiment), **(functions or {})},
     )
 
 
@@ -189,7 +207,8 @@ def _own_problem(
     task, ignored = experiment.task, experiment.ignore_index
     found = own.load(places, hosted, None, "", root, options, tokenizer, task=task, ignored=ignored)
     names = found.class_names
-    return of_the_hosts(experiment, topology, build, found.samples, found.tests, names)
+    made = of_the_hosts(experiment, topology, build, found.samples, found.tests, names)
+    return replace(made, preparation=found.preparation)
 
 
 def of_the_hosts(
@@ -207,8 +226,7 @@ def of_the_hosts(
     fraction, validation = experiment.fraction, experiment.validation
     samples, tests = data.cut_each(samples, tests, fraction, validation, experiment.seed)
     tests = [share_of_test(test, experiment) for test in tests]
-    each = len(tests) == len(samples)
-    sizes = tuple(map(len, tests)) if each else (len(tests[0]), *[0] * (len(samples) - 1))
+    sizes = tuple(map(len, tests)) if len(tests) == len(samples) else ()
     if build is None:
         models.check_inputs(experiment.model, samples[0].inputs)
         build = builder(experiment, samples[0], names)
@@ -218,7 +236,6 @@ def of_the_hosts(
         samples=samples,
         test=data.joined(tests),
         test_sizes=sizes,
-        test_is_each=each,
         transform=Transform(),
         class_names=names,
         test_is_shared=False,
@@ -232,6 +249,8 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
         model = problem.model()
+        if experiment.init:
+            start_from(model, experiment.init)
     return Task(model, problem.loss, dtype, device, problem.goal)
 
 

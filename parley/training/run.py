@@ -1,6 +1,6 @@
 """Running an experiment: one worker's share of it, as a generator of events.
 
-Axes: A agents hosted here, N all agents, D flat parameters.
+Axes: A agents hosted here, N all agents, D flat parameters, S flat statistics, E both.
 
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from parley import data
+from parley.algorithms import Algorithm
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
 from parley.compute.task import TRIED, Task
 from parley.compute.threads import usable_cores
-from parley.data import Batches
+from parley.data import Batch, Batches
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
-from parley.measures import PERSONAL
+from parley.measures import PERSONAL, Measure
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.stopping import Callbacks, parse_stop
-from parley.training import metrics
+from parley.training import metrics, statistics
 from parley.training.events import EpochDone, Event, Started, StepDone
 from parley.training.pace import Pace
 from parley.training.problem import Problem, device_of, task_of
@@ -36,6 +37,9 @@ from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
 
 log = logging.getLogger(__name__)
+
+OWN_DATA = " on its own test samples"
+"""Where a metric may be unknown because an agent has none."""
 
 
 def _present(values_N: Tensor) -> Tensor:
@@ -70,6 +74,7 @@ class Run:
     ) -> None:
         """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
+        self.problem = problem
         self.transport = transport
         self.algorithm = experiment.algorithm
         self.note = problem.note
@@ -97,19 +102,21 @@ class Run:
                 Guard(self.task.dtype, experiment.suspicious)
             )
         self._try_model(problem)
+        if self.task.layout.size:
+            statistics.check_batches(self.task, self.batches)
         self.engine = self._choose_engine()
         self.meter = Meter()
         self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
-        tested = (problem.test, problem.transform, self.engine, transport)
+        tested = (problem.test, problem.transform, self.engine, transport, problem.functions)
         self.own_tests: metrics.OwnTestSets | None = None
         """The agents' own test samples, where they have them."""
         self.test: metrics.TestSet
         if problem.test_is_shared:
-            self.test = metrics.TestSet(*tested, functions=problem.functions)
+            self.test = metrics.TestSet(*tested)
         else:
-            parts = problem.test_sizes, problem.functions, problem.test_is_each
-            self.test = self.own_tests = metrics.OwnTestSets(*tested, *parts)
-        self.test_samples_absent = (test_samples or self.test.count) - self.test.count
+            self.test = self.own_tests = metrics.OwnTestSets(*tested, problem.test_sizes)
+        # Newcomers can bring more than there was at the start.
+        self.test_samples_absent = max(0, (test_samples or 0) - self.test.count)
         """Test samples that are missing because their hosts are."""
         if steps_per_epoch is None:
             sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
@@ -126,6 +133,10 @@ class Run:
         # Every agent starts from the same weights, whatever its own process initialised.
         x_D = transport.broadcast(self.task.start(), self._start_agent())
         x_AD = x_D.expand(len(placement.agents), -1).clone()
+        b_S = self.task.layout.start(x_D)
+        b_S = transport.broadcast(b_S, self._start_agent()) if len(b_S) else b_S
+        self.b_AS = b_S.expand(len(placement.agents), -1).clone()
+        """The running statistics of the hosted agents' models; there may be none."""
         self.state: Any = self.algorithm.init(x_AD, self.hood)
         self.epoch = 0
         """Epochs completed so far."""
@@ -152,7 +163,8 @@ class Run:
             shape = tuple(batch.inputs.shape[2:])
             names = engines.candidates(self.task, shape)
             found = engines.fastest(self.task, batch) if here == 0 else names[0]
-            name = names[int(self.transport.sum(torch.tensor(names.index(found))))]
+            chosen = int(self.transport.each(torch.tensor(names.index(found)))[0])
+            name = names[min(max(chosen, 0), len(names) - 1)]
             if how := engines.missed(self.task, shape):
                 log.info("using engine %s, with %s", name, how)
         log.debug("engine %s, %d threads", name, self._threads())
@@ -185,6 +197,11 @@ class Run:
         self.task.fit(self.experiment.model, inputs, few.targets.to(device), classes)
 
     @property
+    def models_AE(self) -> Tensor:
+        """The hosted agents' models, each with its running statistics behind its parameters."""
+        return torch.cat([self.state.x_AD, self.b_AS], 1)
+
+    @property
     def steps(self) -> int:
         """The number of steps in the whole run, unless something ends it early."""
         return self.pace.end_of(self.experiment.epochs)
@@ -201,9 +218,16 @@ class Run:
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
 
-    def restore(self, state: Any, about: dict[str, Any], sent: dict[Kind, Tensor]) -> None:
+    def restore(
+        self,
+        state: Any,
+        about: dict[str, Any],
+        sent: dict[Kind, Tensor],
+        b_AS: Tensor | None = None,
+    ) -> None:
         """Continues from a checkpoint."""
         self.state = state
+        self.b_AS = self.b_AS if b_AS is None else b_AS
         self.epoch, self.seconds = about["epoch"], about["seconds"]
         self.step = about.get("step", self.pace.end_of(self.epoch))
         self._earlier_samples = about["samples"]
@@ -223,7 +247,9 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
+                self._follow_statistics(batch)
                 self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
+                self._mix_statistics(hood, algorithm)
                 losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
                 self._loss = losses.mean(self._loss)
@@ -246,6 +272,34 @@ class Run:
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
             yield EpochDone(self.epoch, record)
             self.losses.clear()
+
+    def _follow_statistics(self, batch: Batch) -> None:
+        """Before a step: it may change the models in their place."""
+        if self.task.layout.size:
+            self.b_AS = statistics.moved(self.task, self.state.x_AD, self.b_AS, batch)
+
+    def _mix_statistics(self, hood: Neighbourhood, algorithm: Algorithm) -> None:
+        """After a step in which models were averaged."""
+        mixed = self.experiment.buffers == "mixed" and self.task.layout.size
+        if mixed and (self.step + 1) % algorithm.round_steps == 0:
+            self.b_AS = statistics.mixed(self.b_AS, hood, algorithm.gossip_rate)
+
+    def mean_model(self) -> Tensor:
+        """The average of all agents' models; running statistics are those that it needs, [E]."""
+        mean_D = metrics.mean_model(self.state.x_AD, self.transport, self.step - 1)
+        if not self.task.layout.size:
+            return mean_D
+        found = (self.task, mean_D, self.b_AS, self.batches, self.transport, self.step - 1)
+        return torch.cat([mean_D, statistics.estimated(*found)])
+
+    def _gossiped(self) -> Tensor:
+        """The models after further gossip, with their running statistics, [A, E]."""
+        rounds, gamma = self.experiment.gossip_rounds, self.algorithm.gossip_rate
+        x_AD = metrics.after_gossip(self.state.x_AD, self.hood, rounds, gamma)
+        b_AS = self.b_AS
+        if self.experiment.buffers == "mixed" and self.task.layout.size:
+            b_AS = metrics.after_gossip(b_AS, self.hood, rounds, gamma)
+        return torch.cat([x_AD, b_AS], 1)
 
     def _asked(self, name: str, what: object) -> str:
         """Asks a callback; what one worker hears, all do."""
@@ -298,7 +352,7 @@ class Run:
     ) -> Tensor:
         """What agents have reported; NaN for what cannot be, whose sender is named. It may be NaN
         itself if it may be `unknown`."""
-        bad_N = ~((values_N >= least) & (values_N <= most))
+        bad_N = ~((values_N >= least) & (values_N <= most) & values_N.isfinite())
         if unknown:
             bad_N &= ~values_N.isnan()
         placement, guard = self.transport.placement, self.transport.guard
@@ -321,16 +375,8 @@ class Run:
         """Every metric in all its forms. Row N, column M + 1: metric M of agent N's model."""
         found: dict[str, Any] = {}
         for place, measure in enumerate(self.experiment.measures, start=1):
-            a = "an" if measure.name[0] in "aeiou" else "a"
-            what = f"{a} {measure.title}"
-            least = -math.inf if measure.least is None else measure.least
-            limits: dict[str, Any] = {
-                "most": measure.most,
-                "least": least,
-                "unknown": not measure.certain,
-            }
-            own_N = self._reported(what, own_NM[:, place], **limits)
-            gossiped_N = self._reported(f"{what} after gossip", gossiped_NM[:, place], **limits)
+            own_N = self._figures(measure, own_NM[:, place])
+            gossiped_N = self._figures(measure, gossiped_NM[:, place], " after gossip")
             present_N = _present(own_N)
             known = len(present_N) > 0
             after_N = _present(gossiped_N)
@@ -347,48 +393,67 @@ class Run:
             }
         return found
 
-    def _personal(self, x_AD: Tensor, mean_D: Tensor) -> dict[str, Any]:
+    def _figures(self, measure: Measure, values_N: Tensor, where: str = "") -> Tensor:
+        """What a metric is for each agent's model; NaN for what cannot be, and what is unknown."""
+        a = "an" if measure.name[0] in "aeiou" else "a"
+        least = -math.inf if measure.least is None else measure.least
+        unknown = not measure.certain or where == OWN_DATA
+        words = f"{a} {measure.title}{where}"
+        return self._reported(words, values_N, measure.most, least, unknown)
+
+    def _personal(self, mean_E: Tensor) -> dict[str, Any]:
         """How each agent's own model and the averaged one do on that agent's own test samples."""
         if self.own_tests is None:
             return {}
-        scores_N2M = self.transport.gather(self.own_tests.personal(x_AD, mean_D))
+        scores_N2M = self.own_tests.personal(self.models_AE, mean_E)
         if bool(scores_N2M.isnan().all()):
             return {}
-        found: dict[str, Any] = {
-            "test_samples_agents": self._by_agent(self.own_tests.size_N.double().tolist())
-        }
+        sizes = torch.tensor(self.own_tests.sizes, dtype=torch.float64)
+        size_N = self._reported("test samples", self.transport.gather(sizes))
+        found: dict[str, Any] = {"test_samples_agents": self._by_agent(size_N.tolist())}
         for place, measure in enumerate(self.experiment.measures, start=1):
             for column, form in enumerate(PERSONAL):
-                values = [float(f"{value:.6g}") for value in scores_N2M[:, column, place].tolist()]
+                values_N = self._figures(measure, scores_N2M[:, column, place], OWN_DATA)
+                values = [float(f"{value:.6g}") for value in values_N.tolist()]
                 found[measure.field(form)] = self._by_agent(values)
         return found
 
     def _suspicious(self) -> int:
         """Suspicious messages so far, at all workers."""
         guard = self.transport.guard
-        return int(self.transport.sum(torch.tensor(guard.counts.total()))) if guard else 0
+        return int(self._over_workers("suspicious messages", guard.counts.total())) if guard else 0
+
+    def _over_workers(self, what: str, value: float) -> float:
+        """The sum over workers of what each reports; what cannot be counts for nothing."""
+        said = self.transport.each(torch.tensor(value, dtype=torch.float64))
+        of_agent_N = torch.stack(said)[list(self.transport.placement.worker_of)]
+        self._reported(what, of_agent_N)
+        return sum(float(v) for v in said if 0 <= float(v) < math.inf)
 
     def record(self, lr: float) -> Record:
         """All metrics at this point, the same on every worker."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
-        gamma = self.algorithm.gossip_rate
-        mean_D = metrics.mean_model(x_AD, transport)
-        own_NM = transport.gather(self.test.scores(x_AD))
+        mean_E = self.mean_model()
+        mean_D = mean_E[: self.task.size]
+        own_NM = self.test.everyone(self.models_AE)
         self._check_losses(own_NM[:, 0])
-        gossiped_AD = metrics.after_gossip(x_AD, self.hood, experiment.gossip_rounds, gamma)
-        gossiped_NM = transport.gather(self.test.scores(gossiped_AD))
-        mean_M = self.test.score(mean_D)
+        gossiped_NM = self.test.everyone(self._gossiped())
+        mean_M = self.test.score(mean_E)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
+        square_N = metrics.squared_distances(x_AD, mean_D, transport)
+        square_N = _present(self._reported("a squared distance", square_N))
         # Some agents rest in some steps, and one that has just joined has taken none this epoch.
         trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
         for loss_A, active_A in self.losses:
             trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
-        trained = transport.gather(trained_A2).sum(0)
+        trained_N2 = transport.gather(trained_A2)
+        self._reported("a training loss", trained_N2[:, 0], least=-math.inf)
+        trained = trained_N2[trained_N2.isfinite().all(1)].sum(0)
         sent = {
             kind: _present(self._reported("bytes", transport.gather(value)).double()).mean()
             for kind, value in transport.sent.items()
         }
-        samples = transport.sum(torch.tensor(float(self.about()["samples"]), dtype=torch.float64))
+        samples = self._over_workers("samples", self.about()["samples"])
         found: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
@@ -396,11 +461,11 @@ class Run:
             "test_samples": self.test.count,
             "loss": mean_M[0],
             **self._measured(mean_M, own_NM, gossiped_NM),
-            "consensus_distance": metrics.consensus_distance(x_AD, mean_D, transport),
+            "consensus_distance": float(square_N.mean().sqrt()),
             "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
-            **self._personal(x_AD, mean_D),
+            **self._personal(mean_E),
         }
         record = cast(Record, found)
         if trained[1]:  # a round of local steps may be longer than an epoch, which then has none
@@ -416,8 +481,10 @@ class Run:
         each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())
         seconds = float(_present(self._reported("seconds", each_N)).max())
         record["seconds"] = round(seconds, 3)
-        record["gradients_per_second"] = round(float(samples) / max(seconds, 1e-9), 1)
+        record["gradients_per_second"] = round(samples / max(seconds, 1e-9), 1)
         if transport.clock is not None:
             record["seconds_network"] = round(transport.clock.seconds(), 3)
-        record["peak_memory_mb"] = round(metrics.peak_memory_mb(transport), 1)
+        record["peak_memory_mb"] = round(
+            self._over_workers("megabytes of memory", metrics.peak_memory_mb()), 1
+        )
         return record

@@ -7,6 +7,7 @@ torchmetrics, which takes seconds to import.
 Axes: n samples, K numbers of a sum.
 """
 
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from parley.measures import (
     Measure,
 )
 
+SIGNED = ("sum_error",)
+"""States of metrics that may be negative."""
 Function = Callable[[Tensor, Tensor], Any]
 """A user's own metric of (outputs, targets), of all samples at once."""
 
@@ -41,6 +44,10 @@ class Scorer(ABC):
     @abstractmethod
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """What adds up over samples, ``float64[K]``; nothing for a pooled metric."""
+
+    def possible(self, sums_NK: Tensor, answers: int) -> bool:
+        """Whether somebody who has so many answers can have these sums, of N models."""
+        return True
 
     @abstractmethod
     def figure(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> float:
@@ -59,6 +66,11 @@ class Right(Scorer):
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Right answers, and all."""
         return torch.tensor(self.goal.right(outputs, targets), dtype=torch.float64)
+
+    def possible(self, sums_NK: Tensor, answers: int) -> bool:
+        """No more right answers than answers, and no more of those than there are."""
+        right_N, of_N = sums_NK.unbind(1)
+        return bool(((right_N >= 0) & (right_N <= of_N) & (of_N <= answers)).all())
 
     def figure(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> float:
         """Their ratio."""
@@ -122,6 +134,18 @@ class FromTorchmetrics(Scorer):
         metric = self._updated(outputs, targets)
         states = [getattr(metric, state).double().flatten() for state in self.forms]
         return torch.cat(states)
+
+    def possible(self, sums_NK: Tensor, answers: int) -> bool:
+        """Counts are not negative and no larger than what is counted; of the other states, only
+        sums of differences have a sign."""
+        if self.pooled:
+            return True
+        parts = sums_NK.split([shape.numel() for shape, _ in self.forms.values()], 1)
+        for (state, (_, dtype)), part in zip(self.forms.items(), parts, strict=True):
+            most = math.inf if dtype.is_floating_point else answers
+            if state not in SIGNED and not bool(((part >= 0) & (part <= most)).all()):
+                return False
+        return True
 
     def figure(self, sums: Tensor, outputs: Tensor, targets: Tensor) -> float:
         """What torchmetrics computes from the states."""
@@ -250,10 +274,17 @@ class Tally:
 
 
 def figures(
-    scorers: Sequence[Scorer], numbers: Tensor, count: int, outputs: Tensor, targets: Tensor
+    scorers: Sequence[Scorer],
+    numbers: Tensor,
+    count: int,
+    outputs: Tensor | None,
+    targets: Tensor,
 ) -> list[float]:
     """Loss and metrics of `count` samples, from the sums over them; metrics that need it get all
     outputs and targets."""
+    if not count:  # all that there was has been refused
+        return [0.0, *[math.nan] * len(scorers)]
+    outputs = torch.empty(0) if outputs is None else outputs
     loss, *sums = numbers.split([1, *(scorer.width for scorer in scorers)])
     each = zip(scorers, sums, strict=True)
     return [float(loss) / count, *(scorer.figure(part, outputs, targets) for scorer, part in each)]

@@ -1,12 +1,12 @@
 """From names to a task: what an experiment's loss and metrics refer to."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from parley import measures
-from parley.code import function_of, is_code
+from parley.code import allowed_function, is_code
 from parley.compute.goals import Goal
 from parley.compute.losses import AUTO, BALANCED, Settings, named_loss, parse_weights
 from parley.compute.task import Loss
@@ -25,11 +25,12 @@ def goal_of(experiment: Experiment) -> Goal:
 
 
 def outputs_of(experiment: Experiment, class_names: Sequence[str], targets: Tensor) -> int:
-    """How many outputs a network of Parley's must have."""
+    """How many outputs a network must have for each input, or for each place in it where the task
+    asks for an answer at every pixel; 0 where only the network itself knows, as for tokens."""
     task = experiment.task
     if task == measures.CLASSIFICATION and len(class_names) < 2:
         raise BadValue("data", len(class_names), "at least 2 classes")
-    if task in EACH_PLACE:
+    if task in EACH_PLACE and not is_code(experiment.model):
         where = "pixel" if task == measures.SEGMENTATION else "token"
         valid = f"your own network, with an answer for each {where}"
         because = "it gives one answer for a whole input"
@@ -43,13 +44,12 @@ def loss_of(
     experiment: Experiment,
     class_names: Sequence[str],
     parts: Sequence[Tensor] | None,
-    allow_code: Collection[str],
 ) -> Loss:
     """The loss that the experiment names. `parts` are the targets of all agents, where this process
     knows them: balanced class weights are made of them."""
     name = experiment.loss
     if is_code(name):
-        return function_of("loss", name, allow_code)
+        return allowed_function("loss", name)
     weights = parse_weights(experiment.class_weights)
     classes = len(class_names)
     if experiment.class_weights == BALANCED:
@@ -79,10 +79,10 @@ def _balanced(task: str, parts: Sequence[Tensor] | None, classes: int) -> tuple[
     return tuple((held.sum() / (classes * held)).tolist())
 
 
-def functions_of(experiment: Experiment, allow_code: Collection[str]) -> Mapping[str, Function]:
+def functions_of(experiment: Experiment) -> Mapping[str, Function]:
     """The user's own metrics that the experiment names, by their names in records."""
     return {
-        measure.name: function_of("metrics", measure.function, allow_code)
+        measure.name: allowed_function("metrics", measure.function)
         for measure in experiment.measures
         if measure.function
     }

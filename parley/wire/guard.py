@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from parley.errors import ParleyError
-from parley.wire.codec import Codec
+from parley.wire.codec import Codec, Dense
+from parley.wire.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,13 @@ LONGER = 10.0
 APART = 0.5
 """Distance from the receiver's own values, as a share of the sum of both norms: 0 for the same, 1
 for the opposite, about 0.7 for what has nothing to do with them."""
+STRANGE = 0.65
+"""The same for the first message of a sender: agents that have trained alone for long, on other
+classes, are up to 0.6 apart."""
 FURTHER = 2.0
-"""Times the distance of anything that its sender has sent before, and of the others' median."""
+"""Times the distance of anything that its sender has sent before, and of any of the others."""
 KNOWN = 10
-"""Messages after which a sender has a history."""
+"""Messages after which its history alone can speak against a sender."""
 
 
 class Suspicious(ParleyError):
@@ -68,6 +72,12 @@ class Arrived:
     others_RB: Tensor
     """What the hosted agents have sent in the same exchange."""
 
+    def of_others(self, values: Sequence[float], row: int) -> list[float]:
+        """The values of all messages that come from other workers than this one: agents of one
+        worker would vouch for each other."""
+        each = zip(self.workers, values, strict=True)
+        return [value for worker, value in each if worker != self.workers[row]]
+
 
 @dataclass
 class _History:
@@ -90,12 +100,13 @@ class Guard:
         default_factory=lambda: defaultdict(_History)
     )
     _seen: Counter[tuple[str, int]] = field(default_factory=Counter)
-    _step: int = -1
+    step: int = -1
+    """The step of the last message."""
 
     def inspect(self, arrived: Arrived) -> None:
         """Looks at messages as they come, before anybody uses them."""
-        if arrived.step != self._step:
-            self._step = arrived.step
+        if arrived.step != self.step:
+            self.step = arrived.step
             self._seen.clear()
         # A step may send several things of one kind, each with a history of its own.
         kind = (arrived.what, arrived.wire_RB.shape[1])
@@ -113,19 +124,42 @@ class Guard:
                 why = "that is not finite"
             elif norm > LONGER * history.norm or not history.count:
                 own = own if own is not None else _norms(self._own_values(arrived))
-                others = [n for s, n in zip(arrived.senders, norms, strict=True) if s != sender]
+                others = arrived.of_others(norms, row)
                 usual = statistics.median(own + [n for n in others if math.isfinite(n)] or [norm])
                 if norm > LONGER * usual > 0:
                     times = norm / max(usual, history.norm)
                     why = f"that is {times:.3g} times as long as usual"
-            if not why and distance > APART and apart:
-                why = self._direction(arrived, history, apart, sender, distance)
+            if not why and apart and distance > (APART if history.count else STRANGE):
+                why = self._direction(arrived, history, apart, row)
             if why:
                 self.report(sender, arrived.workers[row], arrived.step, f"sent {_a(arrived)} {why}")
                 continue  # what is suspicious makes no history
             history.count += 1
             history.norm = max(history.norm, norm)
             history.distance = max(history.distance, distance)
+
+    def inspect_rows(self, what: str, step: int, rows_ND: Tensor, placement: Placement) -> None:
+        """The same for what is averaged over all agents: one row for each of them."""
+        size = rows_ND.shape[1]
+        if size == 1:
+            return  # a number that steers an algorithm: neither long nor short, and no direction
+        worker_of, here = placement.worker_of, placement.here
+        own = [agent for agent, worker in enumerate(worker_of) if worker == here]
+        others = [agent for agent, worker in enumerate(worker_of) if worker != here]
+        wire_NB = Dense(size).encode(rows_ND.to(self.dtype))
+        mine_RB = wire_NB[own[:1]].expand(len(others), -1)
+        self.inspect(
+            Arrived(
+                what,
+                step,
+                Dense(size),
+                wire_NB[others],
+                [placement.number(agent) for agent in others],
+                [worker_of[agent] for agent in others],
+                None if what == "cross_gradients" else mine_RB,
+                wire_NB[own],
+            )
+        )
 
     def report(self, agent: int, worker: int, step: int, what: str) -> None:
         """Something suspicious of an agent: a warning, or the end."""
@@ -161,23 +195,20 @@ class Guard:
             return []
         own_RD = arrived.codec.decode(arrived.own_RB, self.dtype).to(values_RD.device)
         products: list[float] = torch.linalg.vecdot(values_RD, own_RD).tolist()
-        each = zip(products, _norms(own_RD), norms, strict=True)
-        return [_share(math.sqrt(max(0.0, a * a + b * b - 2 * p)), a + b) for p, a, b in each]
+        return [
+            # Where the receiver has nothing yet, there is nothing to be apart from.
+            _share(math.sqrt(max(0.0, a * a + b * b - 2 * p)), a + b) if a else 0.0
+            for p, a, b in zip(products, _norms(own_RD), norms, strict=True)
+        ]
 
-    def _direction(
-        self,
-        arrived: Arrived,
-        history: _History,
-        apart: list[float],
-        sender: int,
-        distance: float,
-    ) -> str:
+    def _direction(self, arrived: Arrived, history: _History, apart: list[float], row: int) -> str:
         known = history.count >= KNOWN
-        if known and distance <= FURTHER * history.distance:
+        if history.count and apart[row] <= FURTHER * history.distance:
             return ""
-        others = [d for s, d in zip(arrived.senders, apart, strict=True) if s != sender]
-        others += self._among_own(arrived)
-        if others and distance <= FURTHER * statistics.median(others):
+        if arrived.what == "cross_gradients" and not known:
+            return ""  # early gradients of different data point anywhere
+        others = arrived.of_others(apart, row) + self._among_own(arrived)
+        if others and apart[row] <= FURTHER * max(others):
             return ""
         return "that has nothing to do with its neighbours'" if known or others else ""
 

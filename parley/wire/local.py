@@ -30,9 +30,9 @@ class Local(Transport):
         """All rows are here."""
         return values_A
 
-    def sum(self, values: Tensor) -> Tensor:
+    def each(self, values: Tensor) -> list[Tensor]:
         """There is one worker."""
-        return values
+        return [values]
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """There is one worker."""

@@ -76,11 +76,11 @@ class Processes(Spread):
         _finish(requests)
         return every
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, in the order of their numbers."""
+    def each(self, values: Tensor) -> list[Tensor]:
+        """Every worker's values, in the order of their numbers, on every worker."""
         self._settle()
         every = self._from_each(values[None], [1] * self.placement.workers)
-        return torch.cat(every).sum(0, dtype=values.dtype).to(values.device)
+        return [said[0].to(values.device) for said in every]
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""

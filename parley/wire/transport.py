@@ -217,19 +217,33 @@ class Transport(ABC):
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""
 
-    def total(self, values_AD: Tensor) -> Tensor:
+    def total(self, values_AD: Tensor, kind: Kind, step: int) -> Tensor:
         """The sum over all agents, added up in their order wherever they live, [D].
 
         All agents' rows are gathered for it, a few columns at a time.
         """
         each = self.topology.agents * values_AD.element_size()
         parts = values_AD.split(max(1, GATHERED_BYTES // each), 1)
-        return torch.cat([in_order(self.gather(part)) for part in parts])
+        return torch.cat([in_order(self._gathered(part, kind, step)) for part in parts])
+
+    def _gathered(self, values_AD: Tensor, kind: Kind, step: int) -> Tensor:
+        """The rows of all agents, once the guard has seen those of other workers."""
+        rows_ND = self.gather(values_AD)
+        if self.guard is not None:
+            self.guard.inspect_rows(kind, step, rows_ND, self.placement)
+        return rows_ND
 
     @abstractmethod
+    def each(self, values: Tensor) -> list[Tensor]:
+        """Every worker's values, in the order of their numbers, on every worker."""
+
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over workers, on every worker, added up in any order: for whole numbers, and for
-        values that do not affect training."""
+        """The sum over workers, on every worker, in the order of their numbers: for what does not
+        affect training."""
+        total = torch.zeros_like(values)
+        for said in self.each(values):
+            total += said
+        return total
 
     @abstractmethod
     def broadcast(self, values: Tensor, agent: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import parley
 from parley.algorithms import Clustering, Recipe, build
 from parley.algorithms.parts import SGD, UpdateRule
+from parley.cli.flags import with_file
 from tests import small
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-algorithm.md"
@@ -59,6 +60,73 @@ def test_it_is_resumed(pairwise: Any, tmp_path: Path, workers: int) -> None:
         algorithm=algorithm, epochs=3, workers=workers, out=out, resume=True, **OPTIONS
     )
     torch.testing.assert_close(again.x_ND, whole.x_ND, rtol=0, atol=1e-12)
+
+
+def test_its_runs_are_compared_and_read(pairwise: Any, tmp_path: Path) -> None:
+    """Its name is no registered one, so a reader is told which class it stands for."""
+    options = {name: value for name, value in OPTIONS.items() if name != "local_steps"}
+    methods = [pairwise.Pairwise(), "dpsgd"]
+    found = parley.compare(
+        methods, seeds=1, epochs=1, momentum=0.5, parallel=1, out=tmp_path / "both", **options
+    )
+    assert [row["label"] for row in found.rows] == ["Pairwise CHOCO", "D-PSGD"]
+    [run] = found.runs[found.rows[0]["label"]]
+    assert run.experiment.algorithm == methods[0]
+    [other] = found.runs["D-PSGD"]
+    assert other.experiment.algorithm.settings()["momentum"] == 0.5, (
+        "given to all that are named and have it"
+    )
+    assert parley.load(run.path, algorithm=pairwise.Pairwise).experiment == run.experiment
+    with pytest.raises(parley.BadValue, match=r"'pairwise'.*algorithm=its class"):
+        parley.load(run.path)
+    with pytest.raises(parley.BadValue, match=r"alpha: 0.5 .*no algorithm is given by name"):
+        parley.compare([pairwise.Pairwise()], alpha=0.5, out=tmp_path / "none")
+
+
+def test_the_command_line_names_its_class(
+    pairwise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = parley.Experiment.of(algorithm=pairwise.Pairwise(codec="topk:0.1"), agents=4)
+    given = {"algorithm": "pairwise:Pairwise:codec=topk:0.1", "agents": "4"}
+    assert parley.Experiment.of(**with_file(None, given)) == experiment
+    file = tmp_path / "experiment.toml"
+    file.write_text(experiment.to_toml(), encoding="utf-8")
+    with pytest.raises(parley.BadValue, match="algorithm: 'pairwise' is not valid"):
+        with_file(file, {"agents": "4"})  # reading a file imports nothing
+    assert parley.Experiment.of(**with_file(file, {"algorithm": "pairwise:Pairwise"})) == experiment
+    (tmp_path / "recipes.py").write_text(
+        "import parley\nmine = parley.NGC(alpha=0.5)\n", encoding="utf-8"
+    )
+    assert parley.Experiment.of(**with_file(None, {"algorithm": "recipes:mine"})).algorithm == (
+        parley.NGC(alpha=0.5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"algorithm": "pairwise:Nothing"}, "no attribute 'Nothing'.*module:Class"),
+        ({"algorithm": "no_such_module:Pairwise"}, "No module named 'no_such_module'"),
+        ({"algorithm": "pairwise:State"}, "not a complete subclass"),
+        ({"algorithm": "pairwise:Algorithm"}, "not a complete subclass"),
+        ({"algorithm": "pairwise:Pairwise:codec=sign:codec=dense"}, "codec is given twice"),
+        ({"algorithm": "pairwise:Pairwise:codec=sign", "codec": "dense"}, "given twice"),
+    ],
+)
+def test_what_is_not_a_class_is_refused(pairwise: Any, given: dict[str, str], why: str) -> None:
+    with pytest.raises(parley.BadValue, match=why):
+        with_file(None, given)
+
+
+def test_a_name_that_is_taken_is_refused(pairwise: Any) -> None:
+    """The run would be read as one of the other algorithm."""
+
+    class Impostor(pairwise.Pairwise):  # type: ignore[misc]
+        name = "ngc"
+
+    with pytest.raises(parley.BadValue, match=r"'ngc' .*a different algorithm of that name"):
+        parley.Experiment.of(algorithm=Impostor())
 
 
 def test_models_that_differ_come_together(pairwise: Any) -> None:

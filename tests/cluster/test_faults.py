@@ -23,7 +23,7 @@ from tests.processes import PATIENCE, nothing_left, processes_of, recorded, reco
 
 SMALL: dict[str, Any] = {
     "algorithm": "ngc", "agents": 4, "epochs": 12, "gossip_rounds": 1, "partition": "iid",
-    "patience": 60,
+    "patience": 60, "engine": "stacked",
 }  # fmt: skip
 
 
@@ -63,8 +63,8 @@ def test_a_host_that_does_not_join(made: Any) -> None:
 
 
 def test_a_host_that_does_not_join_a_run_that_heals(made: Any) -> None:
-    for said in errors(made(3, [0, 1], patience=3, on_failure="heal")):
-        assert "worker 2 did not report its agents within 3 seconds (--patience)" in said
+    for said in errors(made(3, [0, 1], patience=8, on_failure="heal")):
+        assert "worker 2 did not report its agents within 8 seconds (--patience)" in said
 
 
 def test_a_port_that_is_taken(made: Any) -> None:

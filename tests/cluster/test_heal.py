@@ -18,7 +18,7 @@ from tests.faults import Hosts
 
 RUN: dict[str, Any] = {
     "algorithm": "compngc", "agents": 6, "epochs": 20, "gossip_rounds": 1, "partition": "iid",
-    "batch": 32, "on_failure": "heal", "patience": 6,
+    "batch": 32, "on_failure": "heal", "patience": 6, "engine": "stacked",
 }  # fmt: skip
 
 

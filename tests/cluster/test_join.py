@@ -4,11 +4,13 @@ import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from parley.cluster.join import INTERFACE, Meeting, local_store
+from parley.cluster.join import INTERFACE, Meeting, _of_this_start, local_store
+from parley.errors import ParleyError
 from tests.cluster.test_launch import torchrun
 from tests.processes import Command, nothing_left, processes_of, recorded, until
 
@@ -54,6 +56,50 @@ def test_the_interface_is_chosen_for_the_run_only(monkeypatch: pytest.MonkeyPatc
     with meeting.connected(meeting.everyone, {}):
         assert dist.get_world_size() == 1
         assert INTERFACE not in os.environ
+
+
+class Dying:
+    """A store that is gone after so many questions; before, a stranger has written into it."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def _answer(self, found: object) -> object:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("Connection reset by peer\n[C++ stack]")
+        return found
+
+    def set(self, key: str, value: str) -> object:
+        return self._answer(None)
+
+    def check(self, keys: list[str]) -> object:
+        return self._answer(True)
+
+    def multi_get(self, keys: list[str]) -> object:
+        return self._answer([b"\xff\xfe"] * len(keys))
+
+
+@pytest.mark.parametrize("questions", range(8))
+def test_a_store_that_is_lost_while_workers_count_each_other(questions: int) -> None:
+    store: Any = Dying(questions)
+    with pytest.raises(ParleyError, match=r"within 60 seconds .*: Connection reset by peer$"):
+        _of_this_start(store, 0, 2, 60.0)
+
+
+SECRET = "Jane Doe, born 1970"
+
+
+def test_a_mistake_in_the_code_is_reported_to_other_hosts_without_its_message() -> None:
+    """It may quote a host's data. On one machine there is nobody to hide it from."""
+    for local in (False, True):
+        meeting = Meeting(0, 1, store=local_store(60.0), local=local)
+        board = meeting.lobby()
+        with pytest.raises(ValueError), meeting.ending_together(board, final=True):
+            raise ValueError(SECRET)
+        said = str(board.told())
+        assert ("failed with a ValueError" in said) != local
+        assert (SECRET in said) == local
 
 
 def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:

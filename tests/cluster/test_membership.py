@@ -12,11 +12,13 @@ from parley.cluster.heal import Membership
 from parley.cluster.join import Meeting, Roster
 from parley.errors import ParleyError
 
-WORLD, PATIENCE = 3, 1.0
+WORLD, PATIENCE = 3, 60.0
+SHORT = 1.0
+"""Where somebody is waited for in vain."""
 
 
-def member(store: dist.HashStore, rank: int) -> Membership:
-    return Membership(Meeting(rank, WORLD, PATIENCE, heals=True, store=store))
+def member(store: dist.HashStore, rank: int, patience: float = PATIENCE) -> Membership:
+    return Membership(Meeting(rank, WORLD, patience, heals=True, store=store))
 
 
 def together(members: dict[int, Membership], left: bool) -> dict[int, Roster | str]:
@@ -41,7 +43,7 @@ def test_one_that_dies_right_after_settling_a_roster() -> None:
     """The others know from the roster itself that its generation has been."""
     store = dist.HashStore()
     store.set("roster/0", "[0, 1, 2]")  # its last act
-    living = {rank: member(store, rank) for rank in (0, 1)}
+    living = {rank: member(store, rank, 5 * SHORT) for rank in (0, 1)}
     for membership in living.values():
         membership._last = 0
     assert together(living, left=True) == dict.fromkeys((0, 1), Roster(1, (0, 1)))
@@ -80,13 +82,13 @@ def test_one_that_was_left_behind_does_not_go_on_alone() -> None:
     store = dist.HashStore()
     store.set("roster/0", "[0, 1, 2]")
     store.set("roster/1", "[0, 1]")
-    late = member(store, 2)
+    late = member(store, 2, SHORT)
     late._last = 0
     found: list[Roster] = []
     thread = threading.Thread(target=lambda: found.append(late.next_roster(left=True)))
     with at_work(store):
         thread.start()
-        time.sleep(3 * PATIENCE)
+        time.sleep(3 * SHORT)
         assert not store.check(["roster/2"]), "it knocks, and waits to be let in"
         store.set("roster/2", "[0, 1, 2]")
         thread.join()

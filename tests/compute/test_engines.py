@@ -9,6 +9,7 @@ from torch import nn
 from parley import models
 from parley.cache import cache_folder
 from parley.compute import choose as engines
+from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share
 from parley.compute.task import Task
 from parley.data import Batch
@@ -17,6 +18,7 @@ from parley.errors import BadValue
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path, monkeypatch):
+    kernels.available()  # built in the cache of all tests, not in this one
     monkeypatch.setenv("PARLEY_CACHE", str(tmp_path))
 
 
@@ -135,3 +137,17 @@ def test_a_gradient_is_the_same_in_any_company(name, model):
 def test_engines_that_batch_products_promise_nothing():
     promises = {name for name, (engine, _) in engines.ENGINES.items() if engine.same_in_any_company}
     assert promises == {"loop", "fused"}
+
+
+def test_of_runs_that_started_together_the_first_decides(monkeypatch):
+    """Another run has found and written something else since this one looked for it."""
+    settled = engines._settled
+
+    def late(memory, key, names, found):
+        assert settled(memory, key, names, "loop") == "loop"
+        return settled(memory, key, names, found)
+
+    monkeypatch.setattr(engines, "_settled", late)
+    monkeypatch.setattr(engines, "_trial", lambda name, *_: 0.0 if name == "stacked" else 1.0)
+    assert engines.fastest(task(), batch()) == "loop"
+    assert list(json.loads((cache_folder() / "engines.json").read_text()).values()) == ["loop"]

@@ -25,10 +25,10 @@ from parley.models import EvoNorm
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _built(tmp_path_factory):
+def _built(cache_of_all):
     """One build for all tests of this file: the cache of a test lives as long as the session."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARLEY_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("PARLEY_CACHE", str(cache_of_all))
         why = kernels.reason()
         if "no C compiler" in why or "is off" in why:
             pytest.skip(why)
@@ -66,7 +66,10 @@ def assert_same_gradients(task: Task, batch: Batch, rows: Sequence[int] | None =
     assert fused_PD.shape == g_PD.shape
     torch.testing.assert_close(fused_P, loss_P, rtol=1e-5, atol=1e-6)
     double = Task(copy.deepcopy(task.model), each_double(task.loss), torch.float64)
-    exact = batch._replace(inputs=batch.inputs.double(), weights=batch.weights.double())
+    targets = batch.targets.double() if batch.targets.is_floating_point() else batch.targets
+    exact = batch._replace(
+        inputs=batch.inputs.double(), weights=batch.weights.double(), targets=targets
+    )
     _, exact_PD = LoopEngine(double).gradients(x_PD.double(), exact, rows, rows)
     for fused_D, g_D, exact_D in zip(fused_PD, g_PD, exact_PD, strict=True):
         unavoidable = float((g_D - exact_D).abs().max())
@@ -298,12 +301,6 @@ def test_inputs_of_the_wrong_shape_are_refused():
         engine.predict(engine.task.start(), torch.zeros(1, 1, 3, 3))
 
 
-def frozen() -> Task:
-    model = models.build("lenet5", (1, 12, 12), 10)
-    model[0].bias.requires_grad_(False)
-    return Task(model)
-
-
 class Branching(nn.Module):
     """What it does depends on its input's values."""
 
@@ -340,11 +337,13 @@ REFUSED = {
         "layer 1.0 (Branching) cannot be traced",
     ),
     "own parameter": (lambda: stages(nn.Conv2d(2, 2, 3), Scaled()), "'1.scale'"),
-    "dropout": (lambda: stages(nn.Conv2d(2, 2, 3), nn.Dropout(0.5)), "random numbers"),
+    "dropout of another kind": (
+        lambda: stages(nn.Conv2d(2, 2, 3), nn.AlphaDropout(0.5)),
+        "layer 1 (AlphaDropout)",
+    ),
     "hooks": (hooked, "layer 0 (Conv2d) has hooks"),
     "loss": (lambda: Task(nn.Linear(2, 2), loss=lambda a, b: (a - b).square()), "cross-entropy"),
     "dtype": (lambda: Task(nn.Linear(2, 2), dtype=torch.float64), "float32"),
-    "frozen": (frozen, "frozen"),
 }
 
 

@@ -13,9 +13,12 @@ from torch.nn import functional
 from parley import models
 from parley.compute import layers
 from parley.compute.compiled import FusedEngine, supports
+from parley.compute.goals import Goal
+from parley.compute.losses import Settings, named_loss
 from parley.compute.operations import ACTIVATIONS, OPERATIONS, WINOGRAD
 from parley.compute.reader import Traced
 from parley.compute.task import Task
+from parley.errors import BadValue
 from parley.models import EvoNorm
 from parley.models.blocks import Residual
 from tests.compute.test_fused import (
@@ -23,6 +26,7 @@ from tests.compute.test_fused import (
     assert_close_gradients,
     assert_same_gradients,
     make_batch,
+    moved,
     stages,
     task_of,
 )
@@ -149,6 +153,11 @@ ROWS: dict[str, Callable[[], Task]] = {
     "view": written(lambda x, a: a(x.view(x.size(0), -1)), a=nn.Linear(594, 5)),
     "reshape to maps": written(lambda x, a: a(x.reshape(-1, 11, 6, 9)), a=nn.Conv2d(11, 3, 3)),
     "sizes": written(lambda x: functional.avg_pool2d(x, x.shape[2:])),
+    "dropout": layer(nn.Dropout(0.3), nn.Conv2d(6, 5, 3), nn.Dropout(0.5)),
+    "dropout of channels": layer(nn.Dropout2d(0.4), nn.Conv2d(6, 5, 3), nn.Flatten(), nn.Dropout()),
+    "dropout of nothing and of all": layer(
+        nn.Dropout(0.0), Written(lambda x, a: x + a(x), a=nn.Dropout(1.0))
+    ),
     "a layer used twice": written(lambda x, a: a(functional.relu(a(x))), a=nn.Conv2d(6, 6, 1)),
 }
 
@@ -159,6 +168,45 @@ def test_operations(name: str) -> None:
     shape = (1, 5, 7) if name == "linear" else SHAPE
     assert supports(task, shape) == ""
     assert_same_gradients(task, make_batch(shape, (6, 19)))
+
+
+FROZEN = {
+    "the first layer": (lambda: task_of("resnet20", (3, 16, 16)), ("0.",)),
+    "all weights but the last": (lambda: task_of("lenet5", (1, 12, 12)), ("0.", "3.", "7.")),
+    "biases": (ROWS["convolution"], ("bias",)),
+    "the weights of a convolution": (ROWS["convolution, stride"], ("1.weight",)),
+    "the weights of a pointwise one": (ROWS["pointwise"], ("1.weight",)),
+    "the weights of a depthwise one": (ROWS["depthwise"], ("1.weight",)),
+    "the weights of a Winograd one": (ROWS["Winograd"], ("1.weight", "1.bias")),
+    "norms": (ROWS["EvoNorm S0"], ("1.gamma", "1.v")),
+    "all of a norm": (ROWS["LayerNorm"], ("1.weight", "1.bias")),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_parameters(name: str) -> None:
+    make, parts = FROZEN[name]
+    model, before = make().model, make().size
+    for path, parameter in model.named_parameters():
+        if any(part in path for part in parts):
+            nn.init.normal_(parameter.requires_grad_(False), 0.1, 0.2)
+    task = Task(model)
+    shape = {"the first layer": (3, 16, 16), "all weights but the last": (1, 12, 12)}
+    assert task.size < before
+    assert_same_gradients(task, make_batch(shape.get(name, SHAPE), (6, 19)))
+
+
+def test_dropout_is_off_in_use_and_differs_between_owners() -> None:
+    task = ROWS["dropout"]()
+    engine, batch, x_D = FusedEngine(task, seed=4), make_batch(SHAPE, (6, 19)), task.start()
+    torch.testing.assert_close(
+        engine.predict(x_D, batch.inputs[0]),
+        task.predict(x_D, batch.inputs[0]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    g_PD = engine.gradients(x_D.expand(3, -1), batch, [0, 0, 0], [0, 1, 0])[1]
+    assert torch.equal(g_PD[0], g_PD[2]) and not torch.allclose(g_PD[0], g_PD[1])
 
 
 def test_every_operation_has_a_row() -> None:
@@ -246,6 +294,57 @@ def test_losses(name: str) -> None:
     task = Task(models.build("lenet5", (1, 12, 12), 10), LOSSES[name]())
     assert supports(task) == ""
     assert_same_gradients(task, make_batch((1, 12, 12), (9, 20)))
+
+
+BY_OUTPUT = {
+    "binary": lambda: nn.BCEWithLogitsLoss(reduction="none"),
+    "binary, weighted": lambda: nn.BCEWithLogitsLoss(
+        reduction="none", pos_weight=torch.rand(10) + 0.5
+    ),
+    "squared error": lambda: nn.MSELoss(reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", BY_OUTPUT)
+def test_losses_of_every_output(name: str) -> None:
+    torch.manual_seed(0)
+    task = Task(models.build("lenet5", (1, 12, 12), 10), BY_OUTPUT[name]())
+    batch = make_batch((1, 12, 12), (9, 20))
+    batch = batch._replace(targets=torch.rand(2, 20, 10).round(decimals=1))
+    assert_same_gradients(task, batch)
+    with pytest.raises(BadValue, match="targets of 10 numbers"):
+        batch = batch._replace(targets=torch.rand(2, 20, 3))
+        FusedEngine(task).gradients(moved(task, 1), batch, [0], [0])
+
+
+NAMED = {
+    "multilabel": Settings(),
+    "multilabel, weighted and smoothed": Settings(tuple(0.5 + 0.2 * k for k in range(10)), 0.1),
+    "binary": Settings(smoothing=0.2),
+    "regression": Settings(),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_losses_of_tasks(name: str) -> None:
+    torch.manual_seed(0)
+    kind = name.partition(",")[0]
+    outputs = 1 if kind == "binary" else 10
+    model = models.build("lenet5", (1, 12, 12), outputs)
+    task = Task(model, named_loss(kind, "auto", NAMED[name]), goal=Goal(kind))
+    batch = make_batch((1, 12, 12), (9, 20))
+    targets = torch.rand(2, 20, 10)
+    targets = targets if kind == "regression" else targets.round()
+    targets = targets[..., 0].long() if kind == "binary" else targets
+    batch = batch._replace(targets=targets)
+    task.fit("lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
+    assert supports(task, (1, 12, 12)) == ""
+    assert_same_gradients(task, batch)
+
+
+def test_one_logit_with_class_weights_is_left_to_torch() -> None:
+    task = Task(nn.Linear(3, 1), named_loss("binary", "auto", Settings((1.0, 2.0))))
+    assert "the loss is not" in supports(task)
 
 
 @st.composite

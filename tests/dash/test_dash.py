@@ -1,7 +1,6 @@
 """The live page's server: what it lists, tells and pushes, and whom it refuses."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -26,6 +25,7 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
 from parley.store.status import held
+from tests.ports import free_ports
 from tests.processes import Command
 
 LOCAL = "http://127.0.0.1:8642"
@@ -506,7 +506,7 @@ def test_bad_flags(tmp_path: Path) -> None:
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Command, str]]:
     write_run(tmp_path / "runs/run")
-    port = 20_000 + os.getpid() % 20_000
+    [port] = free_ports(1)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", port))

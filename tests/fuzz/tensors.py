@@ -22,6 +22,7 @@ from parley.store import checkpoint
 from parley.wire import codec as codecs
 from parley.wire.local import Local
 from parley.wire.placement import spread
+from parley.wire.spread import _check, _headers
 from tests import small
 from tests.fuzz import damage
 
@@ -84,6 +85,18 @@ def messages(source: random.Random, folder: Path) -> None:
     assert decoded.shape == (count, sum(sizes))
 
 
+def headers(source: random.Random, folder: Path) -> None:
+    """Messages whose headers are not the expected ones."""
+    expected = torch.from_numpy(_headers([(0, 1), (2, 1)]).view(np.uint8).reshape(2, -1).copy())
+    got = expected.clone()
+    if source.random() < 0.9:
+        row = source.randrange(2)
+        for place in source.sample(range(got.shape[1]), source.choice([1, 4, got.shape[1]])):
+            got[row, place] = source.randrange(256)
+    _check(got, expected)
+    assert torch.equal(got, expected)
+
+
 def images(source: random.Random, folder: Path) -> None:
     """Damaged images of every format."""
     out = io.BytesIO()
@@ -102,4 +115,4 @@ def images(source: random.Random, folder: Path) -> None:
         raise BadValue("data", "fuzz", "images", str(error)) from error
 
 
-TARGETS = {"checkpoints": checkpoints, "messages": messages, "images": images}
+TARGETS = {"checkpoints": checkpoints, "messages": messages, "headers": headers, "images": images}

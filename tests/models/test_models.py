@@ -13,7 +13,7 @@ from parley.models import (
     build,
     check_inputs,
     options,
-    refuse_batch_statistics,
+    replace_batchnorm,
     tokenizer,
 )
 from parley.models.blocks import Residual
@@ -45,7 +45,6 @@ def test_parameter_counts_are_the_papers(name, shape, classes, values, parameter
     model = build(name, shape, classes, **values)
     assert count(model) == parameters
     assert model(torch.zeros(2, *shape)).shape == (2, classes)
-    refuse_batch_statistics(model)
 
 
 @pytest.mark.parametrize(
@@ -225,23 +224,20 @@ def test_the_tokenizer_that_belongs_to_a_model():
     assert tokenizer("bert-mini", {}) is None and tokenizer("mlp", {"hidden": 3}) is None
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.BatchNorm1d(4),
-        nn.BatchNorm2d(4, track_running_stats=False),
-        nn.SyncBatchNorm(4),
-        nn.InstanceNorm2d(4, track_running_stats=True),
-    ],
-)
-def test_batch_statistics_are_refused(layer):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(layer))
-    with pytest.raises(BadValue) as error:
-        refuse_batch_statistics(model)
-    for part in (type(layer).__name__, "1.0", "GroupNorm", "EvoNorm", "not parameters"):
-        assert part in str(error.value)
-
-
-@pytest.mark.parametrize("layer", [nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)])
-def test_other_norms_are_welcome(layer):
-    refuse_batch_statistics(nn.Sequential(layer))
+def test_group_norm_takes_the_place_of_batch_norm():
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU())
+    model = nn.Sequential(inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(12))
+    nn.init.uniform_(inner[1].weight)
+    made = replace_batchnorm(model)
+    assert isinstance(inner[1], nn.BatchNorm2d)  # the user's own module is left alone
+    assert isinstance(made[0][1], nn.GroupNorm) and isinstance(made[3], nn.GroupNorm)
+    assert made[0][1].num_groups == 6 and made[0][1].num_channels == 12
+    assert torch.equal(made[0][1].weight, inner[1].weight)
+    assert not list(made.buffers())
+    assert replace_batchnorm(nn.BatchNorm1d(7)).num_groups == 1
+    one = torch.randn(1, 3, 8, 8)
+    both = torch.cat([one, torch.randn(3, 3, 8, 8)])
+    assert torch.allclose(made(one)[0], made(both)[0], atol=1e-5)
+    with pytest.raises(BadValue, match="LazyBatchNorm2d"):
+        replace_batchnorm(nn.Sequential(nn.LazyBatchNorm2d()))

@@ -1,6 +1,5 @@
 """Groups of peers for tests: keys, peers.toml and experiment.toml in a folder of their own."""
 
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,17 +7,9 @@ import tomli_w
 
 from parley.peers import keys
 from parley.peers.file import Peers
+from tests.ports import free_ports
 
 NAMES = ("ward-a", "ward-b", "ward-c", "ward-d", "ward-e")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at just now."""
-    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in opened]
-    for one in opened:
-        one.close()
-    return ports
 
 
 def write_group(

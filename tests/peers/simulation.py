@@ -1,8 +1,9 @@
 """A network and a clock that are only simulated: the same seed, the same story.
 
 Nodes decide on views over messages that are delayed, lost, doubled and reordered, while nodes
-crash, restart, stall and are cut off from each other. Training itself is a counter that moves on
-while everybody of a view is there.
+crash, restart, stall and are cut off from each other, come with a newer revision of peers.toml, are
+removed by one, or are accused of something. Training itself is a counter that moves on while
+everybody of a view is there.
 """
 
 import heapq
@@ -11,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from parley.peers.views import Views
+from parley.peers.views import View, Views
 
 TICK = 0.1
 PATIENCE = 5.0
@@ -24,16 +25,24 @@ class Node:
         self.world = world
         self.number = number
         self.disk: str | None = None
+        self.revision = 0
+        """The newest revision that it knows; it writes it down at once."""
+        self.expelled = False
+        """Whether it knows that the others go on without it."""
         self.alive = False
         self.stalled_until = 0.0
         self.step = 0
         self.training = 0
         """The view in which it trains; -1: it waits."""
-        self.start(first=True)
+        self.start(first=number in world.revisions[0])
 
     def start(self, first: bool = False) -> None:
         kept = json.loads(self.disk) if self.disk else None
-        self.views = Views(self.number, self.world.size, PATIENCE, self._keep, kept)
+        everyone = View(tuple(sorted(self.world.revisions[0])), 0)
+        self.views = Views(self.number, everyone, PATIENCE, self._keep, kept)
+        if self.number not in self.world.revisions[0] and kept is None:
+            self.views.forget()
+        self.views.revise(self.revision, self.world.revisions[self.revision])
         self.alive = True
         self.alone_since: float | None = None
         self.training = 0 if first else -1
@@ -53,24 +62,53 @@ class Node:
         self.training = -1
 
     def hear(self, sender: int, said: Any) -> None:
-        if not self.alive:
+        if not self.alive or self.expelled:
+            return
+        if said["kind"] == "revision":
+            self.revise(said["revision"])
             return
         for answer in self.views.hear(self.world.now, sender, said):
             self.world.send(self.number, answer)
         leaves = said["kind"] == "enter" and said.get("left") and said["next"] == self.joined + 1
-        member = self.joined <= self.views.number and sender in self.views.views[self.joined]
+        known = self.joined <= self.views.number
+        member = known and sender in self.views.views[self.joined].members
         if self.training >= 0 and ((leaves and member) or self.views.number > self.joined):
             self._leave([])
         self._look()
+
+    def revise(self, revision: int) -> None:
+        """A newer revision of peers.toml is known here, and passed on."""
+        if revision <= self.revision:
+            return
+        self.revision = revision
+        self.views.revise(revision, self.world.revisions[revision])
+        if self.alive:
+            self.world.send(self.number, {"kind": "revision", "revision": revision})
+            if self.training >= 0 and self.number not in self.world.revisions[revision]:
+                self._leave([])  # and votes until the others go on
+
+    def accuse(self, other: int) -> None:
+        """It has received something from another that no honest node would have sent."""
+        if self.training >= 0 and other != self.number:
+            self.views.drop(other, f"{self.number} accuses {other}")
+            self._leave([])
 
     def _leave(self, lost: list[int]) -> None:
         self.training = -1
         self.views.enter(self.world.now, True, lost)
 
     def _look(self) -> None:
+        removed = self.number not in self.world.revisions[self.revision]
+        decided = self.views.views[-1].revision >= self.revision
+        self.expelled |= self.number in self.views.dropped or (removed and decided)
+        if self.expelled:
+            self.training = -1
+            return
         if self.training < 0 and self.views.number > self.joined:
             self.joined = self.views.number
-            if self.number in self.views.members:
+            if unwelcome := self.views.unwelcome():
+                self.views.enter(self.world.now, True, unwelcome)
+            elif self.number in self.views.members:
                 self.views.settle()
                 self.training, self.alone_since = self.views.number, None
                 self.world.begun(self)
@@ -78,8 +116,10 @@ class Node:
     def tick(self) -> None:
         """Every now and then: what is due, and a step if everyone is there."""
         world = self.world
-        if not self.alive or world.now < self.stalled_until:
+        if not self.alive or self.expelled or world.now < self.stalled_until:
             return
+        if world.random.random() < 0.05:  # as often as links are made anew
+            world.send(self.number, {"kind": "revision", "revision": self.revision})
         if self.training < 0:
             for message in self.views.tick(world.now):
                 world.send(self.number, message)
@@ -90,6 +130,9 @@ class Node:
             n for n in others
             if world.apart(self.number, n) or world.nodes[n].training != self.training
         ]  # fmt: skip
+        if any(n not in world.revisions[self.revision] for n in absent):
+            self._leave(absent)  # links say so at once
+            return
         if not absent:
             self.step, self.alone_since = self.step + 1, None
             if self.views.outside(world.now) and world.random.random() < 0.1:
@@ -106,11 +149,13 @@ class World:
     def __init__(self, seed: int, size: int) -> None:
         self.random = random.Random(seed)
         self.size = size
+        self.revisions = [frozenset(range(size))]
+        """Who takes part, by each revision of peers.toml."""
         self.now = 0.0
         self.side = [0] * size
         """Nodes hear only those on the same side of a cut."""
         self.loss = self.random.choice([0.0, 0.05, 0.3])
-        self.decided: dict[int, tuple[int, ...]] = {}
+        self.decided: dict[int, View] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.nodes = [Node(self, number) for number in range(size)]
@@ -149,11 +194,12 @@ class World:
     def begun(self, node: Node) -> None:
         """A node has begun to train in a view: nobody may have seen another of that number."""
         for number, view in enumerate(node.views.views):
-            known = self.decided.setdefault(number, tuple(view))
-            assert known == tuple(view), f"two views of number {number}: {known} and {view}"
+            known = self.decided.setdefault(number, view)
+            assert known == view, f"two views of number {number}: {known} and {view}"
+            assert set(view.members) <= self.revisions[view.revision], "somebody who is not listed"
             if number:
-                before = set(self.decided[number - 1])
-                assert 2 * len(before & set(view)) > len(before), "decided by no majority"
+                before = set(self.decided[number - 1].members) & self.revisions[view.revision]
+                assert 2 * len(before & set(view.members)) > len(before), "too few go on"
 
     def run(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
@@ -176,11 +222,26 @@ class World:
         elif what == "stall":
             node.stalled_until = self.now + self.random.uniform(0, 2 * PATIENCE)
 
+    def publish(self, members: frozenset[int]) -> None:
+        """A newer revision, which one node of the one before gets first; newcomers have it."""
+        self.revisions.append(members)
+        newest = len(self.revisions) - 1
+        for number in range(self.size, max(members) + 1):
+            self.size += 1
+            self.side.append(0)
+            node = Node(self, number)
+            self.nodes.append(node)
+            node.revise(newest)
+            node.start()
+            self._every(number)
+        first = self.random.choice(sorted(members & self.revisions[newest - 1]))
+        self.nodes[first].revise(newest)
+
     def mend(self) -> None:
         """Everybody is there again, and can talk with everybody."""
         self.side = [0] * self.size
         self.loss = min(self.loss, 0.05)
         for node in self.nodes:
             node.stalled_until = 0.0
-            if not node.alive:
+            if not node.alive and not node.expelled:
                 node.start()

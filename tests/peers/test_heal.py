@@ -6,35 +6,50 @@ import json
 import os
 import signal
 import sys
+import time
+import tomllib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from parley.errors import ParleyError
 from parley.experiment import Experiment, read_file
+from parley.files import write_atomically
+from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.join import join
+from parley.peers.revisions import signed
+from parley.peers.transport import PeerTransport
+from parley.training.events import Event, StepDone
 from parley.training.problem import problem
 from parley.watch import log
-from tests.faults import HURRY, lines, paced
-from tests.peers.groups import NAMES, write_group
+from tests.faults import ATTACKS, HURRY, attack, lines, paced
+from tests.peers.groups import NAMES, free_ports, write_group
 from tests.processes import PATIENCE, process, until
 
 OPTIONS = {"model": "logistic", "engine": "loop", "algorithm": "dpsgd", "epochs": 40, "batch": 64}
 OPTIONS |= {"gossip_rounds": 1, "on_failure": "heal", "patience": 6.0}
 
 
-def train(folder: Path, name: str, resume: bool) -> None:
-    """One peer, as slow as it must be for what is done to it."""
+def train(folder: Path, name: str, resume: bool, odd: str = "") -> None:
+    """One peer, as slow as it must be for what is done to it; `odd`: one of `ATTACKS`, or that it
+    becomes "slower" with every step."""
+    if odd in ATTACKS:
+        attack(odd, PeerTransport)
     sys.stderr = io.TextIOWrapper((folder / f"{name}.err").open("ab"), line_buffering=True)
     log.show()
     peers = Peers.read(folder / "peers.toml")
     experiment = Experiment.of(**read_file(Path(peers.experiment)))
-    watch = partial(paced, folder)
+    watch = partial(slower if odd == "slower" else paced, folder)
     try:
-        outcome = join(peers, experiment, name, folder, problem, folder / name, resume, watch)
+        outcome = join(
+            peers, experiment, name, folder, problem, folder / name, resume, watch,
+            file=folder / "peers.toml",
+        )  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(outcome.summary))
     except ParleyError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -42,18 +57,34 @@ def train(folder: Path, name: str, resume: bool) -> None:
         os._exit(2)
 
 
+def slower(folder: Path, event: Event) -> None:
+    """Takes twice as long with every step, until there is no need to."""
+    if isinstance(event, StepDone):
+        began = time.monotonic()
+        while time.monotonic() - began < 0.05 * 2.0**event.step and not (folder / HURRY).exists():
+            time.sleep(0.05)
+
+
 class Trio:
     """Three peers in processes of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
-        write_group(folder, [[0], [1], [2]], OPTIONS)
+        write_group(folder, [[0], [1], [2]], {**OPTIONS, **options})
         self.running: dict[str, Any] = {}
-        for name in NAMES[:3]:
-            self.start(name)
 
-    def start(self, name: str, resume: bool = False) -> None:
-        self.running[name] = process(train, self.folder, name, resume)
+    def start_all(self, odd: str = "") -> None:
+        """All three, of which the last is odd."""
+        for name, how in zip(NAMES[:3], ("", "", odd), strict=True):
+            self.start(name, odd=how)
+
+    def start(self, name: str, resume: bool = False, odd: str = "") -> None:
+        self.running[name] = process(train, self.folder, name, resume, odd)
+
+    def stop(self) -> None:
+        for one in self.running.values():
+            one.kill()
+            one.join()
 
     def views(self, name: str) -> list[list[str]]:
         return [line["workers"] for line in lines(self.folder / name / "generations.jsonl")]
@@ -69,16 +100,16 @@ class Trio:
 
         assert until(there, over, pause=0.05), self.words()
 
-    def end(self) -> None:
+    def end(self, names: Sequence[str] = NAMES[:3]) -> None:
         """All train to the end; checks that all tell the same story."""
         (self.folder / HURRY).touch()
-        for name in NAMES[:3]:
+        for name in names:
             self.running[name].join(PATIENCE)
             assert self.running[name].exitcode == 0, self.words()
-        told = [lines(self.folder / name / "generations.jsonl") for name in NAMES[:3]]
-        assert told[0] == told[1] == told[2]
-        records = [lines(self.folder / name / "records.jsonl") for name in NAMES[:3]]
-        assert records[0] == records[1] == records[2]
+        told = [lines(self.folder / name / "generations.jsonl") for name in names]
+        assert told.count(told[0]) == len(names)
+        records = [lines(self.folder / name / "records.jsonl") for name in names]
+        assert records.count(records[0]) == len(names)
         assert [record["epoch"] for record in records[0]] == list(range(1, 41))
 
     def words(self) -> str:
@@ -89,10 +120,9 @@ class Trio:
 @pytest.fixture
 def trio(tmp_path: Path) -> Any:
     made = Trio(tmp_path)
+    made.start_all()
     yield made
-    for one in made.running.values():
-        one.kill()
-        one.join()
+    made.stop()
 
 
 @pytest.mark.parametrize("lost", NAMES[:2])
@@ -117,3 +147,75 @@ def test_a_peer_that_is_stopped_for_long_rejoins_by_itself(trio: Trio) -> None:
     os.kill(trio.running["ward-c"].pid, signal.SIGCONT)
     trio.until_view(tuple(everyone), everyone)
     trio.end()
+
+
+def test_a_newcomer_joins_and_a_removed_peer_is_refused_by_signed_revisions(
+    tmp_path: Path,
+) -> None:
+    """ward-c is removed, ward-d takes over its agent; two of three have signed."""
+    trio = Trio(tmp_path)
+    trio.start_all()
+    try:
+        assert until(lambda: len(lines(tmp_path / "ward-c" / "records.jsonl")) > 0)
+        revise(tmp_path, 2, removed="ward-c", newcomer="ward-d", signers=["ward-a"])
+        assert until(lambda: "signatures" in trio.words(), pause=0.1)  # one is not enough
+        revise(tmp_path, 2, removed="ward-c", newcomer="ward-d", signers=["ward-a", "ward-b"])
+        trio.start("ward-d")
+        names = ["ward-a", "ward-b", "ward-d"]
+        trio.until_view(tuple(names), names)
+        trio.running["ward-c"].join(PATIENCE)
+        assert trio.running["ward-c"].exitcode == 2
+        assert "revision 2 of peers.toml removes ward-c" in (tmp_path / "ward-c.err").read_text()
+        trio.start("ward-c", resume=True)  # with the new file, and then the others' refusal
+        trio.running["ward-c"].join(PATIENCE)
+        assert trio.running["ward-c"].exitcode == 2
+        trio.end(names)
+    finally:
+        trio.stop()
+
+
+def test_a_peer_that_sends_nonsense_is_dropped_and_the_others_go_on(tmp_path: Path) -> None:
+    trio = Trio(tmp_path, suspicious="drop")
+    trio.start_all(odd="sends nan")
+    try:
+        trio.until_view(("ward-a", "ward-b"), ["ward-a", "ward-b"])
+        trio.running["ward-c"].join(PATIENCE)
+        assert trio.running["ward-c"].exitcode == 2
+        said = (tmp_path / "ward-c.err").read_text()
+        assert "the others go on without this peer: ward-" in said
+        assert "reports of ward-c: suspicious: agent 2" in said
+        trio.end(["ward-a", "ward-b"])
+    finally:
+        trio.stop()
+
+
+def test_the_others_do_not_wait_for_a_peer_that_answers_ever_more_slowly(tmp_path: Path) -> None:
+    trio = Trio(tmp_path)
+    trio.start_all(odd="slower")
+    try:
+        trio.until_view(("ward-a", "ward-b"), ["ward-a", "ward-b"])
+        assert until(lambda: "ward-c was lost; continuing without" in trio.words(), pause=0.1)
+        trio.end()
+    finally:
+        trio.stop()
+
+
+def revise(
+    folder: Path, revision: int, removed: str, newcomer: str, signers: Sequence[str]
+) -> None:
+    """Writes a newer peers.toml, in which a newcomer has the agents of one that is removed."""
+    path = folder / "peers.toml"
+    table = tomllib.loads(path.read_text())
+    table.pop("signatures", None)
+    kept = [peer for peer in table["peer"] if peer["name"] != newcomer]
+    [old] = [peer for peer in kept if peer["name"] == removed]
+    old["removed"] = True
+    made = folder / f"{newcomer}.crt"
+    identity = keys.find(newcomer, folder) if made.exists() else keys.new(newcomer, folder)
+    fresh = {"name": newcomer, "agents": old["agents"], "key": identity.fingerprint}
+    fresh["address"] = f"127.0.0.1:{free_ports(1)[0]}"
+    table = {**table, "revision": revision, "peer": [*kept, fresh]}
+    draft = Peers.of({**table, "experiment": "experiment.toml"})
+    own = {name: keys.find(name, folder) for name in signers}
+    signatures = {n: signed(draft, one.certificate, one.key) for n, one in own.items()}
+    write_atomically(path, tomli_w.dumps({**table, "signatures": signatures}))

@@ -4,6 +4,7 @@ import json
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from parley.cluster import launch
 from parley.experiment import Experiment, read_file
+from parley.peers.meeting import PeerMeeting
 from parley.store import checkpoint
 from parley.training.problem import problem
 from tests.peers.groups import NAMES, write_group
@@ -88,3 +90,16 @@ def test_a_peer_that_is_lost_ends_the_run_in_words_and_it_can_be_resumed(tmp_pat
     for peer in again:
         assert peer.wait() == 0, peer.err
     same_as_alone(tmp_path, agents)
+
+
+def test_a_mistake_in_the_code_is_reported_to_other_peers_without_its_message() -> None:
+    """It may quote a peer's data."""
+    floods: list[dict[str, str]] = []
+    links: Any = SimpleNamespace(listeners=[], me="ward-a", failure=None, flood=floods.append)
+    none: Any = None
+    meeting = PeerMeeting(links=links, peers=none, topology=none)
+    with pytest.raises(ValueError), meeting.ending_together(none, final=True):
+        raise ValueError("Jane Doe, born 1970")
+    [said] = floods
+    assert "ward-a failed with a ValueError" in said["note"]
+    assert "Jane" not in said["note"]

@@ -27,16 +27,19 @@ from parley.peers.file import Peers, address_of
 from parley.peers.frames import DATA, Frame
 from parley.peers.group import Group
 from parley.peers.join import greeting, judge
-from parley.peers.links import MOST_HALF_OPEN, Links
+from parley.peers.links import Links
 from parley.peers.mailbox import PARCEL
 from parley.peers.meeting import PeerMeeting
+from parley.peers.revisions import Revisions
+from parley.peers.switchboard import MOST_HALF_OPEN
 from parley.peers.transport import PeerTransport
 from parley.training.problem import problem, task_of
 from parley.wire.codec import Dense, Half
 from parley.wire.placement import Placement
-from tests.peers.groups import free_ports, group, write_group
+from tests.peers.groups import group, write_group
 from tests.peers.middle import Middle
 from tests.peers.test_links import SOON, opened, pair
+from tests.ports import free_ports
 from tests.processes import until
 
 
@@ -56,6 +59,16 @@ def undisturbed(a: Links, b: Links, generation: int = 0) -> None:
 def told(caplog: pytest.LogCaptureFixture, words: str) -> bool:
     """Waits for a line with these words."""
     return until(lambda: any(words in record.getMessage() for record in caplog.records))
+
+
+@contextmanager
+def several(*links: Links) -> Iterator[None]:
+    """Closes them all in the end."""
+    try:
+        yield
+    finally:
+        for one in links:
+            one.close()
 
 
 @pytest.fixture
@@ -147,14 +160,11 @@ def test_an_expired_certificate_is_turned_away(
     peers = peers.model_copy(update={"peer": changed})
     time.sleep(1.1)
     a, b = opened(tmp_path, peers, "ward-a"), opened(tmp_path, peers, "ward-b")
-    try:
+    with several(a, b):
         a.want(["ward-b"])
         b.want(["ward-a"])
         assert told(caplog, "certificate has expired")
         assert not a.connected("ward-b") and not b.connected("ward-a")
-    finally:
-        a.close()
-        b.close()
 
 
 def test_a_peer_under_another_s_name_and_a_revoked_one_are_turned_away(
@@ -166,25 +176,19 @@ def test_a_peer_under_another_s_name_and_a_revoked_one_are_turned_away(
     b = opened(tmp_path, peers, "ward-b")
     liar = opened(tmp_path, peers, "ward-c")
     liar.me = "ward-b"
-    try:
+    with several(a, b, liar):
         liar.links["ward-a"].wanted = True
         assert told(caplog, "it has the certificate of ward-c and says that it is ward-b")
         assert not a.connected("ward-c")
         a.want(["ward-b"])
         assert a.until(lambda: a.connected("ward-b"), SOON)
         undisturbed(a, b)
-    finally:
-        for one in (a, b, liar):
-            one.close()
     revoked = peers.model_copy(update={"revoked": (peers.peer[1].key,)})
     a, b = opened(tmp_path, revoked, "ward-a"), opened(tmp_path, peers, "ward-b")
-    try:
+    with several(a, b):
         b.want(["ward-a"])
         assert told(caplog, "one that is not listed as revoked")
         assert not a.connected("ward-b")
-    finally:
-        a.close()
-        b.close()
 
 
 def test_whoever_answers_at_a_peer_s_address_with_another_key_is_left(
@@ -194,13 +198,10 @@ def test_whoever_answers_at_a_peer_s_address_with_another_key_is_left(
     peers = group(tmp_path, 3)
     a = opened(tmp_path, peers, "ward-a")
     b = opened(tmp_path, peers, "ward-b", listen=peers.peer[2].address)
-    try:
+    with several(a, b):
         a.want(["ward-c"])
         assert told(caplog, "it has the certificate of ward-b, not of ward-c")
         assert not a.connected("ward-c")
-    finally:
-        a.close()
-        b.close()
 
 
 def test_a_thousand_half_open_connections_do_not_keep_peers_out(
@@ -215,7 +216,7 @@ def test_a_thousand_half_open_connections_do_not_keep_peers_out(
     try:
         for _ in range(1000):
             crowd.append(socket.create_connection(port_of(a), timeout=SOON))
-        assert until(lambda: 0 < len(a._connections) <= MOST_HALF_OPEN)
+        assert until(lambda: 0 < len(a._board.connections) <= MOST_HALF_OPEN)
         b = opened(tmp_path, peers, "ward-b")
         try:
             b.want(["ward-a"])
@@ -238,7 +239,7 @@ def test_a_frame_of_impossible_length_costs_nothing(
     assert connection is not None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     connection.put(Frame(DATA, 1 << 60, 1, 0))
-    b._wake()
+    b._board.wake()
     assert told(caplog, "connection with ward-b was cut: a frame of 1152921504606846976 bytes")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kilobytes
     undisturbed(a, b)
@@ -329,20 +330,18 @@ def test_another_version_or_experiment_is_named(
         theirs["protocol"] = change
     a = opened(tmp_path, peers, "ward-a", hello=ours, judge=judge(ours))
     b = opened(tmp_path, peers, "ward-b", hello=theirs)
-    try:
+    with several(a, b):
         a.want(["ward-b"])
         b.want(["ward-a"])
         assert told(caplog, words)
         assert not a.connected("ward-b")
-    finally:
-        a.close()
-        b.close()
 
 
 def meeting(links: Links) -> PeerMeeting:
     number = links.peers.number(links.me)
+    revisions = Revisions(links.peers)
     return PeerMeeting(
-        rank=number, world=2, patience=SOON, links=links, peers=links.peers, topology=ring(2)
+        rank=number, world=2, patience=SOON, links=links, revisions=revisions, topology=ring(2)
     )
 
 

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from parley.peers.frames import BadFrame, Session
-from parley.peers.views import Views
+from parley.peers.views import View, Views
 from tests.peers.simulation import PATIENCE, World
 
 SEEDS = int(os.environ.get("PARLEY_SEEDS", "60"))
@@ -46,7 +46,8 @@ def test_any_one_of_three_may_die_and_the_others_go_on(first: int) -> None:
     world.nodes[first].start()
     world.run(world.now + 4 * PATIENCE)
     assert {node.training for node in world.nodes} == {2}
-    assert world.nodes[0].views.views == [(0, 1, 2), alive[0].views.views[1], (0, 1, 2)]
+    told = [view.members for view in world.nodes[0].views.views]
+    assert told == [(0, 1, 2), alive[0].views.views[1].members, (0, 1, 2)]
 
 
 def test_of_a_split_the_larger_part_goes_on_and_the_smaller_waits() -> None:
@@ -65,6 +66,47 @@ def test_of_a_split_the_larger_part_goes_on_and_the_smaller_waits() -> None:
     assert all(node.step > step for node, step in zip(world.nodes, steps, strict=True))
 
 
+@pytest.mark.parametrize("size", [3, 5])
+def test_newcomers_join_and_whoever_is_removed_is_out_whatever_else_happens(size: int) -> None:
+    for seed in range(SEEDS // 4):
+        world = World(seed, size)
+        removed = world.random.randrange(size)
+        for turn in range(20):
+            world.run(world.now + world.random.uniform(0.1, 2 * PATIENCE))
+            world.harm()
+            if turn == 5:
+                world.publish(world.revisions[-1] | {size})
+            elif turn == 12:
+                world.publish(world.revisions[-1] - {removed})
+        world.mend()
+        world.run(world.now + 40 * PATIENCE)
+        where = f"seed {seed}, size {size}"
+        inside = [node for node in world.nodes if node.number != removed]
+        for node in inside:
+            world.begun(node)
+        assert world.nodes[removed].training == -1, where
+        newest = inside[0].views.number
+        assert [node.training for node in inside] == [newest] * size, where
+        assert inside[0].views.members == tuple(node.number for node in inside), where
+
+
+def test_whoever_is_accused_is_out_and_the_others_go_on() -> None:
+    for seed in range(SEEDS // 4):
+        world = World(seed, 5)
+        accused, accuser = world.random.sample(range(5), 2)
+        world.run(1.0)
+        world.nodes[accuser].accuse(accused)
+        for _ in range(10):
+            world.run(world.now + world.random.uniform(0.1, 2 * PATIENCE))
+            world.harm()
+        world.mend()
+        world.run(world.now + 40 * PATIENCE)
+        inside = [node for node in world.nodes if node.number != accused]
+        assert world.nodes[accused].expelled, f"seed {seed}"
+        assert {node.training for node in inside} == {inside[0].views.number}, f"seed {seed}"
+        assert inside[0].views.members == tuple(node.number for node in inside)
+
+
 def test_half_of_the_peers_is_no_majority() -> None:
     world = World(4, 4)
     world.loss = 0.0
@@ -80,15 +122,15 @@ def test_half_of_the_peers_is_no_majority() -> None:
 
 def test_a_promise_outlives_a_restart() -> None:
     kept: list[dict[str, object]] = []
-    views = Views(1, 3, PATIENCE, kept.append)
+    views = Views(1, View((0, 1, 2)), PATIENCE, kept.append)
     said = views.hear(0.0, 0, {"kind": "prepare", "next": 1, "ballot": [5, 0]})
     assert [message["kind"] for message in said] == ["promise"]
-    views.hear(0.0, 0, {"kind": "accept", "next": 1, "ballot": [5, 0], "view": [0, 1]})
-    again = Views(1, 3, PATIENCE, kept.append, kept[-1])
+    views.hear(0.0, 0, {"kind": "accept", "next": 1, "ballot": [5, 0], "view": [[0, 1], 1]})
+    again = Views(1, View((0, 1, 2)), PATIENCE, kept.append, kept[-1])
     assert again.hear(0.0, 2, {"kind": "prepare", "next": 1, "ballot": [4, 2]}) == []
     [promise] = again.hear(0.0, 2, {"kind": "prepare", "next": 1, "ballot": [6, 2]})
-    assert promise["accepted"] == ((5, 0), (0, 1))
-    minority = {"kind": "accept", "next": 1, "ballot": [9, 2], "view": [2]}
+    assert promise["accepted"] == ((5, 0), View((0, 1)))
+    minority = {"kind": "accept", "next": 1, "ballot": [9, 2], "view": [[2], 1]}
     assert again.hear(0.0, 2, minority) == []
 
 

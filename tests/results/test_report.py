@@ -125,8 +125,8 @@ def test_an_experiment_of_another_version_is_shown_with_a_note(copied: Path) -> 
     path = copied / "ngc/seed-0/experiment.toml"
     path.write_text("warp_drive = true\n" + path.read_text())
     group = next(g for g in groups_of(copied) if g.experiment is None)
-    assert group.label == "seed-0" and "this version does not understand" in group.note
-    assert "seed-0" in report_page(groups_of(copied))
+    assert group.label == "NGC" and "this version does not understand" in group.note
+    assert "warp_drive" in report_page(groups_of(copied))
 
 
 def test_labels_tell_groups_of_one_algorithm_apart(tmp_path: Path) -> None:

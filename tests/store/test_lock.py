@@ -13,7 +13,7 @@ from tests.processes import Command, process, records
 
 RUN = (
     "train", "--algorithm", "dpsgd", "--model", "logistic", "--agents", 3, "--epochs", 12,
-    "--batch", 64, "--gossip-rounds", 1, "--json",
+    "--batch", 64, "--gossip-rounds", 1, "--engine", "stacked", "--json",
 )  # fmt: skip
 
 

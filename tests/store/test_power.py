@@ -93,7 +93,7 @@ def contents(folder: Path) -> frozenset[tuple[str, bytes]]:
 def test_a_disk_whose_power_is_cut(tmp_path: Path, epoch: int) -> None:
     run = (
         "train", "--algorithm", "compngc", "--agents", 5, "--epochs", 12, "--batch", 64,
-        "--partition", "iid", "--gossip-rounds", 1, "--json",
+        "--partition", "iid", "--gossip-rounds", 1, "--engine", "stacked", "--json",
     )  # fmt: skip
     with own_file_system(tmp_path) as place:
         out = place / "runs" / "cut"

@@ -9,15 +9,18 @@ import torch
 from torch import nn
 
 import parley
+from parley import graphs, measures
 from parley.compute.engine import LoopEngine
+from parley.compute.goals import Goal
 from parley.compute.task import Task
-from parley.data import Batches, Transform
+from parley.data import Batches, Samples, Transform
 from parley.neighbourhood import Neighbourhood
 from parley.training import metrics
 from parley.training.problem import Problem
 from parley.training.run import Run
+from parley.wire.guard import Guard
 from parley.wire.local import Local
-from parley.wire.placement import spread
+from parley.wire.placement import Placement, spread
 from tests.small import CLASSES, FEATURES, samples
 
 AGENTS, BATCH, EPOCHS = 5, 4, 3
@@ -209,3 +212,122 @@ def test_peak_memory_is_that_of_this_process():
         pytest.skip("needs /proc")
     peak = int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
     assert record["peak_memory_mb"] == pytest.approx(peak, rel=0.05)
+
+
+class Liar(Local):
+    """Worker 0 of two; the other says of its own test samples what `lie` makes of the truth."""
+
+    def __init__(self, placement, clock=None, guard=None):
+        super().__init__(placement, clock, guard)
+        self.lie = lambda values: values
+
+    def each(self, values):
+        return [values, self.lie(values.clone())]
+
+    def broadcast(self, values, agent):
+        return values
+
+
+LIES = {
+    "all right, and more": lambda said: torch.where(said > -1, 1e6, said).to(said.dtype),
+    "fewer than none": lambda said: -said - 1,
+    "no number": lambda said: said * torch.nan if said.is_floating_point() else said - 10**6,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_worker_cannot_forge_scores_through_its_own_test_samples(lie, caplog):
+    """Its share is left out, and it is named; the others' scores are those on the rest."""
+    test = Samples(*held_out())
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0, numbers=(0, 1, 5, 6))
+    engine = LoopEngine(Task(linear(), dtype=torch.float64))
+    shared = metrics.TestSet(test, Transform(), engine, Local(placement))
+    transport = Liar(placement, guard=Guard(torch.float64))
+    own = metrics.OwnTestSets(test, Transform(), engine, transport)
+    assert own.count == 2 * len(test)
+    x_D = engine.task.start()
+    x_AD = torch.stack([x_D, x_D + 0.3])
+    honest = own.score(x_D), own.everyone(x_AD), own.confusion(x_D, CLASSES)
+    torch.testing.assert_close(torch.tensor(honest[0]), torch.tensor(shared.score(x_D)))
+    transport.lie = LIES[lie]
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), torch.tensor(honest[0]))
+    torch.testing.assert_close(own.everyone(x_AD), honest[1])
+    assert torch.equal(own.confusion(x_D, CLASSES), honest[2] // 2), "those of this worker"
+    assert transport.guard.counts == {5: 3}, "the first agent of the other worker"
+    assert "agent 5 (worker 1) reported" in caplog.text
+
+
+def test_a_worker_cannot_claim_any_number_of_test_samples():
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0)
+    engine = LoopEngine(Task(linear(), dtype=torch.float64))
+    for count in (-1, 1 << 60):
+        transport = Liar(placement, guard=Guard(torch.float64))
+        transport.lie = lambda said, count=count: torch.tensor(count)
+        own = metrics.OwnTestSets(Samples(*held_out()), Transform(), engine, transport)
+        assert own.count == len(held_out()[1])
+        assert transport.guard.counts == {2: 1}
+
+
+class Twin(Liar):
+    """The other worker has the same models and samples."""
+
+    def gather(self, values_A):
+        return torch.cat([values_A, values_A])
+
+
+def with_auroc():
+    """A task whose metrics need all outputs in one place (AUROC) and sums (F1)."""
+    goal = Goal(measures=measures.parse("classification", "auroc,f1,accuracy"))
+    task = Task(linear(), dtype=torch.float64, goal=goal)
+    inputs, targets = held_out()
+    task.fit("linear", inputs[:4].double(), targets[:4], CLASSES)
+    return LoopEngine(task)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_nor_any_other_metric(lie):
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0, numbers=(0, 1, 5, 6))
+    engine, test = with_auroc(), Samples(*held_out())
+    alone = metrics.TestSet(test, Transform(), engine, Local(placement))
+    transport = Twin(placement, guard=Guard(torch.float64))
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    x_D = engine.task.start()
+    x_AD = torch.stack([x_D, x_D + 0.3])
+    expected = torch.tensor(alone.score(x_D))
+    assert expected.isfinite().all() and len(expected) == 4
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    honest = own.everyone(x_AD)
+    transport.lie = LIES[lie]
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    torch.testing.assert_close(own.everyone(x_AD), honest)
+    assert transport.guard.counts == {5: 2}
+
+
+def test_targets_and_outputs_that_cannot_be_are_left_out():
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0)
+    engine, test = with_auroc(), Samples(*held_out())
+    x_D = engine.task.start()
+    expected = torch.tensor(metrics.TestSet(test, Transform(), engine, Local(placement)).score(x_D))
+    transport = Twin(placement, guard=Guard(torch.float64))
+    transport.lie = lambda said: said + 99 if said.dtype == torch.int64 and said.ndim else said
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    assert own.count == len(test) and transport.guard.counts == {2: 1}
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    transport = Twin(placement, guard=Guard(torch.float64))
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    transport.lie = lambda said: said * torch.nan if said.shape[-1] == CLASSES else said
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    assert transport.guard.counts == {2: 1}
+
+
+def test_what_workers_report_about_themselves(caplog):
+    """Numbers that cannot be end no run, and count for nothing."""
+    run, _ = make_run("dpsgd")
+    transport = Liar(Placement(run.transport.topology, (0, 0, 0, 1, 1), here=0))
+    transport.guard = Guard(torch.float64)
+    run.transport = transport
+    for lie in (torch.nan, -7.0, torch.inf):
+        transport.lie = lambda said, lie=lie: torch.full_like(said, lie)
+        assert run._over_workers("samples", 20.0) == 20
+    assert transport.guard.counts == {3: 3, 4: 3}
+    assert "agent 3 (worker 1) reported samples of nan" in caplog.text

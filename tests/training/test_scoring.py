@@ -152,7 +152,7 @@ def test_own_test_sets_are_pooled_and_also_measured_one_by_one() -> None:
 
     assert last["auroc_mean_model"] == pytest.approx(of(result.model(), pooled), abs=1e-6)
     for agent in range(3):
-        own = result.agent_model(agent)
+        own = result.model(agent)
         assert last["auroc_agents"][agent] == pytest.approx(of(own, pooled), abs=1e-5)
         here = last["auroc_personal_agents"][agent]
         assert here == pytest.approx(of(own, tests[agent]), abs=1e-5)

@@ -18,7 +18,7 @@ from parley.graphs import Topology
 from parley.neighbourhood import Gradient, Mail, Neighbourhood, OnEdges
 from tests import small
 from tests.algorithms.test_algorithms import FIELD_GRAPHS, GRAPHS
-from tests.algorithms.test_field import D, Quadratic, Quadratics, step_only
+from tests.algorithms.test_field import D, Quadratic, Quadratics, rested
 
 GENTLE: dict[str, dict[str, Any]] = {
     "adagossip": {"gamma": 0.05, "smoothing": 0.9},
@@ -90,9 +90,7 @@ def after(name: str, hood: Neighbourhood, x_AD: Tensor, steps: int, lr: float = 
     algorithm.check(hood.transport.topology)
     apart = not torch.equal(x_AD, x_AD[:1].expand_as(x_AD))
     state = algorithm.init(x_AD.clone(), hood, apart)
-    for step in range(steps):
-        state = algorithm.step(state, hood.at(step), step_only(step), lr).state
-    found: Tensor = state.x_AD
+    found: Tensor = rested(algorithm, hood, state, steps, lr).x_AD
     return found
 
 

@@ -2,13 +2,20 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from parley import graphs
+from parley.experiment import Experiment
+from parley.training.problem import problem
+from parley.training.run import Run
 from parley.wire.codec import Dense, TopK
 from parley.wire.guard import KNOWN, Arrived, Guard, Suspicious
+from parley.wire.local import Local
+from parley.wire.placement import Placement, spread
 
 SIZE = 200
 CODEC = Dense(SIZE)
@@ -121,3 +128,83 @@ def test_bytes_that_are_no_message() -> None:
     arrived = Arrived("models", 4, codec, wire_RB, [7, 8, 9], [1, 2, 3], None, wire_RB[:1])
     with pytest.raises(Suspicious, match=r"agent 8 \(worker 2\) sent positions .*, step 5$"):
         Guard(torch.float32).inspect(arrived)
+
+
+def apart(*distances: float) -> Tensor:
+    """Models of length 1 at these distances from the first unit vector, as the guard measures."""
+    angles = 2 * torch.tensor(distances, dtype=torch.float64).asin()
+    made = torch.zeros(len(distances), SIZE)
+    made[:, 0], made[:, 1] = angles.cos(), angles.sin()
+    return made
+
+
+HONEST: dict[str, list[tuple[Sequence[float], Sequence[float], str]]] = {
+    # Distances of what arrives and of what is here, as agents with one class each have them in
+    # the first steps at a high learning rate, or after many steps alone.
+    "QGM": [((0.52, 0.1), (0.0,), "models"), ((0.53, 0.13), (0.0,), "models")],
+    "momentum tracking": [((0.86, 0.36), (0.0,), "cross_gradients")],
+    "DiLoCo": [((0.61,), (0.0, 0.3, 0.17), "models")],
+    "SwarmSGD": [((0.54,), (0.0, 0.05), "models"), ((0.6,), (0.0, 0.0), "models")],
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_agents_that_are_far_apart(name: str) -> None:
+    guard = Guard(torch.float32, "stop")
+    for step, (there, here, what) in enumerate(HONEST[name]):
+        arrived = exchange(apart(*there), apart(*here), step, what)
+        arrived.workers = range(1, 1 + len(there))
+        guard.inspect(arrived)
+
+
+def test_agents_of_one_worker_do_not_vouch_for_each_other() -> None:
+    """Both send the opposite, and long messages: compared with the others, not with each other."""
+    for bad in (-models(1), 12 * models(1)):
+        guard = Guard(torch.float32, "stop")
+        sent = torch.cat([bad.expand(3, -1), models(1)])
+        arrived = exchange(sent, models(2))
+        arrived.workers = [1, 1, 1, 2]
+        with pytest.raises(Suspicious, match="agent 10"):
+            guard.inspect(arrived)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [torch.full((SIZE,), torch.nan), -models(1)[0], 1e6 * models(1)[0]],
+    ids=list("abc"),
+)
+def test_what_is_averaged_over_all_agents_is_looked_at(bad: Tensor) -> None:
+    """As FedAvg does, and every evaluation: it comes along no edge."""
+    placement = Placement(graphs.ring(6), (0, 0, 1, 1, 2, 2), here=0)
+    guard = Guard(torch.float32, "stop")
+    good = models(6).double()
+    guard.inspect_rows("models", 0, good, placement)
+    with pytest.raises(Suspicious, match=r"agent 4 \(worker 2\) sent a model .*, step 2"):
+        guard.inspect_rows("models", 1, changed(good, 4, bad.double()), placement)
+    # Numbers that steer an algorithm are no models.
+    guard.inspect_rows("models", 1, torch.tensor([[1.0], [0], [0], [9], [0], [1e6]]), placement)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "central", "dpsgd"])
+def test_a_run_looks_at_what_it_averages(name: str) -> None:
+    """A transport without edges to others, whose gathered rows are not what they should be."""
+
+    class Forged(Local):
+        def gather(self, values_A: Tensor) -> Tensor:
+            if values_A.is_floating_point() and values_A.ndim == 2 and values_A.shape[1] > 2:
+                return changed(values_A, 3, torch.full(values_A.shape[1:], torch.inf))
+            return values_A
+
+    experiment = Experiment.of(
+        algorithm=name, agents=4, epochs=1, batch=512, model="logistic", gossip_rounds=0
+    )
+    made = problem(experiment, range(4))
+    transport = Forged(spread(made.topology, 1))
+    run = Run(experiment, made, transport)
+    elsewhere = replace(transport.placement, worker_of=(0, 0, 1, 1))
+    guard = Guard(torch.float32, "stop")
+    run.transport.guard = guard
+    seen = guard.inspect_rows
+    guard.inspect_rows = lambda *given: seen(*given[:3], elsewhere)  # type: ignore[method-assign]
+    with pytest.raises(Suspicious, match=r"agent 3 \(worker 1\) sent a \w+ that is not finite"):
+        list(run.events())

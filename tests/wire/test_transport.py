@@ -89,13 +89,12 @@ def observe(algorithm: Algorithm, hood: Neighbourhood, source: Batches) -> dict[
     transport = hood.transport
     iterates, state = small.trajectory(algorithm, hood, STEPS, source)
     mean_D = metrics.mean_model(state.x_AD, transport)
-    distance = metrics.consensus_distance(state.x_AD, mean_D, transport)
     seen = {
         "x_NTD": transport.gather(torch.stack(iterates, 1)),
         "mean_D": mean_D,
-        "distance": torch.tensor(distance, dtype=torch.float64),
+        "squares_N": metrics.squared_distances(state.x_AD, mean_D, transport),
         "distances_N": metrics.distances(state.x_AD, mean_D, transport),
-        "total_D": transport.total(state.x_AD),
+        "total_D": transport.total(state.x_AD, "models", 0),
     }
     for name, values in flat(state).items():
         axis = name.rpartition("_")[2][0]
@@ -182,15 +181,16 @@ def joined(store: Path, rank: int, world: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def spread_out(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Path]]]:
+def spread_out(
+    tmp_path_factory: pytest.TempPathFactory, cache_of_all: Path
+) -> Iterator[Callable[[str], list[Path]]]:
     """The files of a placement's workers, once they are done."""
     folder = tmp_path_factory.mktemp("placements")
-    cache = tmp_path_factory.getbasetemp() / "cache"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARLEY_CACHE", str(cache))
+        patch.setenv("PARLEY_CACHE", str(cache_of_all))
         kernels.available()  # built once, not by every worker
     workers = {
-        name: [process(work, name, rank, folder, cache) for rank in range(world)]
+        name: [process(work, name, rank, folder, cache_of_all) for rank in range(world)]
         for name, world in zip(PLACEMENTS, (3, LARGEST), strict=True)
     }
 

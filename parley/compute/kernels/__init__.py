@@ -33,7 +33,9 @@ FLAGS = (
     *("-std=gnu11", "-O2", "-march=native", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
-_FAST = ("graph", "convolution", "winograd", "norms", "pixelwise", "pools", "products")
+_FAST = (
+    *("graph", "convolution", "winograd", "norms", "pixelwise", "pools", "products", "losses"),
+)
 SOURCES = {
     **{f"{name}.c": "-ffp-contract=fast" for name in (*_FAST, "signs")},
     "average.c": "-ffp-contract=off",
@@ -58,6 +60,7 @@ class Node(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("kind", "first", "second", "result")),
         ("parameter", c_int64 * 3),
+        ("frozen", c_void_p * 3),
         ("option", c_int64 * 14),
         ("number", c_float * 2),
         *((name, c_int64) for name in ("saved", "prepared")),
@@ -222,7 +225,7 @@ def _open(path: Path) -> ctypes.CDLL:
         ),
         "parley_gradients": (
             *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
-            *(c_void_p, c_void_p, c_int64, c_void_p),
+            *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
         ),
         "parley_accumulate": (
             *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),

@@ -74,6 +74,29 @@ static Int source(Int at, Int tap, Int stride, Int pad, Int dilation, Int size, 
 #define MOST_TAPS 1024
 #define NEAR 16384 /* bytes of a pixel's sources that stay in the first cache */
 
+/* The taps that meet the map from pixel (y, x), in `tap`; how many. */
+static Int taps_at(const Convolution *c, int back, Int y, Int x, Int vecs, Tap *tap) {
+    Int rows = back ? c->rows : c->height, columns = back ? c->columns : c->width, taps = 0;
+    for (Int i = 0; i < c->kernel_h; i++) {
+        Int row = source(y, i, c->stride_h, c->pad_h, c->dilation_h, rows, back);
+        if (row < 0) continue;
+        for (Int j = 0; j < c->kernel_w; j++) {
+            Int column = source(x, j, c->stride_w, c->pad_w, c->dilation_w, columns, back);
+            if (column < 0) continue;
+            tap[taps++] = (Tap){(row * columns + column) * vecs, i * c->kernel_w + j};
+        }
+    }
+    return taps;
+}
+
+/* Whether every column of the kernel meets the map: then the next such pixel sees the same, shifted. */
+static int sees_all(const Convolution *c, int back, Int x) {
+    Int reach = (c->kernel_w - 1) * c->dilation_w;
+    if (back) return c->stride_w == 1 && x + c->pad_w >= reach && x + c->pad_w < c->columns;
+    Int first = x * c->stride_w - c->pad_w;
+    return first >= 0 && first + reach < c->width;
+}
+
 /* All channels of one group: `to` gathers from `from`, whose channels the weights are packed for. */
 static void gather(
     const Convolution *c, int back, Map from, Int inputs, Map to, Int outputs, Tile tile,
@@ -81,25 +104,18 @@ static void gather(
 ) {
     Tap tap[MOST_TAPS];
     Int area = c->kernel_h * c->kernel_w, vecs = to.vecs;
-    Int source_rows = back ? c->rows : c->height, source_columns = back ? c->columns : c->width;
-    for (Int y = 0; y < to.rows; y++)
+    for (Int y = 0; y < to.rows; y++) {
+        Int taps = 0, shift = 0, followed = 0;
         for (Int x = 0; x < to.columns; x++) {
-            Int taps = 0;
-            for (Int i = 0; i < c->kernel_h; i++) {
-                Int row = source(y, i, c->stride_h, c->pad_h, c->dilation_h, source_rows, back);
-                if (row < 0) continue;
-                for (Int j = 0; j < c->kernel_w; j++) {
-                    Int column =
-                        source(x, j, c->stride_w, c->pad_w, c->dilation_w, source_columns, back);
-                    if (column < 0) continue;
-                    tap[taps++] = (Tap){(row * source_columns + column) * vecs, i * c->kernel_w + j};
-                }
-            }
+            int all = sees_all(c, back, x);
+            shift = all && followed ? shift + (back ? 1 : c->stride_w) * vecs : 0;
+            if (!shift) taps = taps_at(c, back, y, x, vecs, tap);
+            followed = all;
             Int few = largest(1, NEAR / (largest(1, taps) * tile.wide * (Int)sizeof(vec)));
             for (Int v = 0; v < vecs; v += tile.wide)
                 for (Int k = 0; k < inputs; k += few) {
                     Gather g = {
-                        .in = from.at + k * from.channel + v,
+                        .in = from.at + k * from.channel + shift + v,
                         .channels = smallest(few, inputs - k), .channel = from.channel, .area = area,
                         .taps = taps, .tap = tap, .out_channel = to.channel, .add = add || k,
                     };
@@ -112,6 +128,7 @@ static void gather(
                     }
                 }
         }
+    }
 }
 
 /* Weights of one group in the order in which the tiles read them; `back`: in and out change places. */
@@ -341,7 +358,7 @@ static void depthwise_backward(const Run *run, const Node *node, Convolution c) 
     const float *weights = parameter_of(run, node, WEIGHT);
     float *gradient = gradient_of(run, node, WEIGHT);
     Int area = c.kernel_h * c.kernel_w;
-    for (Int k = 0; k < c.out; k++) {
+    for (Int k = 0; gradient && k < c.out; k++) {
         Map from = channels_from(in, k), slope = channels_from(g, k);
 #define CALL(W) depthwise_weights(W, &c, slope, from, gradient + k * area)
         BY_WIDTH(CALL)
@@ -434,7 +451,7 @@ static void backward(const Run *run, const Node *node) {
         Convolution flat = c;
         flat.height = flat.rows = row.rows = slopes.rows = 1;
         flat.width = flat.columns = row.columns = slopes.columns = in.pixels;
-        correlate(&flat, slopes, c.out, row, c.in, scratch_of(run), gradient);
+        if (gradient) correlate(&flat, slopes, c.out, row, c.in, scratch_of(run), gradient);
         if (!node->wanted[0]) return;
         Map in_g = slope_of(run, node->first);
         Product p = {
@@ -448,7 +465,7 @@ static void backward(const Run *run, const Node *node) {
     for (Int k = 0; k < c.groups; k++) {
         Map from = channels_from(in, k * inputs), slopes = channels_from(g, k * outputs);
         Int size = inputs * outputs * area;
-        correlate(&c, slopes, outputs, from, inputs, scratch_of(run), gradient + k * size);
+        if (gradient) correlate(&c, slopes, outputs, from, inputs, scratch_of(run), gradient + k * size);
         if (node->wanted[0])
             gather(&c, 1, slopes, outputs, channels_from(slope_of(run, node->first), k * inputs), inputs,
                    tile_for(inputs, run->graph->vecs), packed + (c.groups + k) * size, 0, node->add[0]);

@@ -1,12 +1,14 @@
 /* Runs the list of operations: what Python calls. */
 #include "graph.h"
+#include "losses.h"
 
-enum { CONVOLUTION, NORMALISATION, ACTIVATION, MAX_POOL, MEAN_POOL, ADDITION, PRODUCT, CONCATENATION, RESHAPE };
+enum { CONVOLUTION, NORMALISATION, ACTIVATION, MAX_POOL, MEAN_POOL, ADDITION, PRODUCT, CONCATENATION, RESHAPE,
+       MASKING };
 
 static const Operation *const operations[] = {
     [CONVOLUTION] = &convolution, [NORMALISATION] = &normalisation, [ACTIVATION] = &activation,
     [MAX_POOL] = &max_pool, [MEAN_POOL] = &mean_pool, [ADDITION] = &addition, [PRODUCT] = &product,
-    [CONCATENATION] = &concatenation, [RESHAPE] = &reshape,
+    [CONCATENATION] = &concatenation, [RESHAPE] = &reshape, [MASKING] = &masking,
 };
 
 Int parley_lanes(void) { return LANES; }
@@ -21,58 +23,6 @@ void parley_sizes(const Graph *graph, Int node, Int *sizes) {
 
 /* Vectors of a map, with room for all samples of a chunk. */
 Int parley_map_size(const Graph *graph, Int value) { return map_size(graph->value + value, graph->vecs); }
-
-/* ---- cross-entropy ---- */
-
-/* With q the target's shares of the classes, smoothed and weighted, the loss of a sample is
- * Σ q (log Σ e^z - z). Sum of the chunk's losses; the logits' gradient times `scale`. */
-static double cross_entropy(const Run *run, const Int *targets, float scale) {
-    const Graph *graph = run->graph;
-    Map z = map_of(run, graph->output), g = slope_of(run, graph->output);
-    Int classes = z.channels;
-    const float *weights = graph->class_weights;
-    float rest = graph->smoothing / classes, main = 1 - graph->smoothing, all = 0;
-    for (Int k = 0; k < classes; k++) all += rest * (weights ? weights[k] : 1);
-    double loss = 0;
-    for (Int v = 0; v < z.vecs; v++) {
-        vec most = z.at[v], sum = {0};
-        for (Int k = 1; k < classes; k++) {
-            vec at = z.at[k * z.channel + v];
-            most = choose(less(most, at) | is_nan(at), at, most);
-        }
-        for (Int k = 0; k < classes; k++) {
-            vec e = exponential(z.at[k * z.channel + v] - most);
-            g.at[k * g.channel + v] = e, sum += e;
-        }
-        Int here = smallest(LANES, run->samples - v * LANES);
-        union {
-            ivec all;
-            int32_t each[LANES];
-        } target;
-        union {
-            vec all;
-            float each[LANES];
-        } weight = {{0}}, sums = {sum}, missed;
-        for (Int l = 0; l < LANES; l++) {
-            target.each[l] = l < here ? targets[v * LANES + l] : -1;
-            if (l < here) weight.each[l] = main * (weights ? weights[target.each[l]] : 1);
-        }
-        mask real = ~same(target.all, -1);
-        vec mass = choose(real, weight.all + all, (vec){0}), share = mass * scale / sum, part = {0};
-        for (Int k = 0; k < classes; k++) {
-            float evenly = rest * (weights ? weights[k] : 1);
-            vec *at = g.at + k * g.channel + v;
-            vec q = choose(same(target.all, k), weight.all, (vec){0}) + choose(real, splat(evenly), (vec){0});
-            *at = *at * share - q * scale;
-            vec gap = most - z.at[k * z.channel + v];
-            part += choose(graph->smoothing == 0 ? same(target.all, k) : real, q * gap, (vec){0});
-        }
-        missed.all = part;
-        for (Int l = 0; l < here; l++)
-            loss += (double)(weight.each[l] + all) * logf(sums.each[l]) + missed.each[l];
-    }
-    return loss;
-}
 
 /* ---- inputs ---- */
 
@@ -136,11 +86,12 @@ static void backward(const Run *run) {
 
 /* Gradient of one model on one batch; its loss is returned. */
 static float one_gradient(
-    const Graph *graph, const float *parameters, vec *inputs, const Int *targets, Int size,
-    float *gradient, vec *memory
+    const Graph *graph, const float *parameters, vec *inputs, const void *targets,
+    const float *const *masks, Int size, float *gradient, vec *memory
 ) {
     Run run = {
-        .graph = graph, .memory = memory, .parameters = parameters, .gradient = gradient, .training = 1,
+        .graph = graph, .memory = memory, .parameters = parameters, .gradient = gradient, .masks = masks,
+        .training = 1,
     };
     memset(gradient, 0, sizeof(float) * graph->parameters);
     prepare(&run);
@@ -150,8 +101,9 @@ static float one_gradient(
         run.samples = smallest(samples, size - first);
         run.vecs = blocks_of(run.samples);
         run.inputs = inputs;
+        run.first = first;
         forward(&run);
-        loss += cross_entropy(&run, targets + first, 1.0f / size);
+        loss += loss_and_slopes(&run, targets, 1.0f / size);
         backward(&run);
     }
     for (Int k = 0; k < graph->nodes; k++) {
@@ -162,15 +114,15 @@ static float one_gradient(
 }
 
 /* Loss and gradient of `pairs` models [.][parameters], each on its batch; converted[p] and
- * targets[p] are those of pair p, sizes[p] its number of samples. */
+ * targets[p] are those of pair p, sizes[p] its number of samples, masks[p] those of its dropout. */
 void parley_gradients(
     const Graph *graph, Int pairs, const float *models, Int model_stride, float *const *converted,
-    const Int *const *targets, const Int *sizes, float *losses, float *gradients, Int gradient_stride,
-    vec *workspace
+    const void *const *targets, const float *const *const *masks, const Int *sizes, float *losses,
+    float *gradients, Int gradient_stride, vec *workspace
 ) {
     for (Int p = 0; p < pairs; p++)
         losses[p] = one_gradient(graph, models + p * model_stride, (vec *)converted[p], targets[p],
-                                 sizes[p], gradients + p * gradient_stride, workspace);
+                                 masks ? masks[p] : 0, sizes[p], gradients + p * gradient_stride, workspace);
 }
 
 void add_row_float(const float *row, float weight, Int size, float *sum); /* in average.c */
@@ -180,13 +132,13 @@ void add_row_float(const float *row, float weight, Int size, float *sum); /* in 
  * one. */
 void parley_accumulate(
     const Graph *graph, Int pairs, const float *models, Int model_stride, const Int *model,
-    float *const *converted, const Int *const *targets, const Int *sizes, Int shares,
+    float *const *converted, const void *const *targets, const Int *sizes, Int shares,
     const Int *target, const float *weight, float *const *sums, const Int *sum_strides,
     float *gradient, vec *workspace
 ) {
     for (Int p = 0; p < pairs; p++) {
-        one_gradient(graph, models + model[p] * model_stride, (vec *)converted[p], targets[p], sizes[p],
-                     gradient, workspace);
+        one_gradient(graph, models + model[p] * model_stride, (vec *)converted[p], targets[p], 0,
+                     sizes[p], gradient, workspace);
         for (Int s = 0; s < shares; s++)
             add_row_float(gradient, weight[s * pairs + p], graph->parameters,
                           sums[s] + target[s * pairs + p] * sum_strides[s]);

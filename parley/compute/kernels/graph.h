@@ -7,7 +7,7 @@
  * cache. There is no halo: a convolution asks which taps of its kernel meet the map.
  *
  * A chunk of samples passes through all operations, forward and then backward. The planner
- * (parley/compute/plan.py) has laid out the maps, their gradients and what operations keep, each
+ * (parley/compute/planner.py) has laid out the maps, their gradients and what operations keep, each
  * for as long as somebody needs it, in one workspace; offsets are in vectors from its start.
  */
 #ifndef PARLEY_GRAPH
@@ -25,6 +25,7 @@ typedef struct {
     Int kind; /* which operation */
     Int first, second, result;
     Int parameter[3]; /* offsets into the flat parameters, or NOTHING */
+    const float *frozen[3]; /* parameters that are not learned, or null */
     Int option[14];
     float number[2];
     Int saved, prepared; /* offsets: what forward keeps for backward; what is made of the parameters */
@@ -36,7 +37,7 @@ typedef struct {
     Int nodes, parameters, input, output, vecs, scratch;
     Int loss;
     float smoothing;
-    const float *class_weights; /* or null */
+    const float *class_weights; /* or null; of positive answers where every output has its own */
     const Node *node;
     const Value *value;
 } Graph;
@@ -48,6 +49,8 @@ typedef struct { /* one model on one chunk */
     const float *parameters;
     float *gradient;
     Int vecs, samples;
+    const float *const *masks; /* of dropout, [samples][values] each, from the chunk's batch on */
+    Int first;                 /* the chunk's first sample in its batch */
     int training;
 } Run;
 
@@ -70,7 +73,7 @@ typedef struct {
 } Operation;
 
 extern const Operation convolution, normalisation, activation, max_pool, mean_pool, addition, product,
-    concatenation, reshape, batch_normalisation, masking;
+    concatenation, reshape, masking;
 
 #define LINE (64 / (Int)sizeof(vec)) /* vectors of a cache line; 0 where a vector is longer */
 
@@ -101,9 +104,11 @@ static ALWAYS_INLINE Map slope_of(const Run *run, Int value) {
 static ALWAYS_INLINE vec *scratch_of(const Run *run) { return run->memory + run->graph->scratch; }
 
 static ALWAYS_INLINE const float *parameter_of(const Run *run, const Node *node, int which) {
+    if (node->frozen[which]) return node->frozen[which];
     return node->parameter[which] < 0 ? 0 : run->parameters + node->parameter[which];
 }
 
+/* Where a parameter's gradient is added up; null where there is none to learn. */
 static ALWAYS_INLINE float *gradient_of(const Run *run, const Node *node, int which) {
     return node->parameter[which] < 0 ? 0 : run->gradient + node->parameter[which];
 }

@@ -100,8 +100,8 @@ static ALWAYS_INLINE void backward_group(const int form, const int width, const 
                 beta[j] += passed;
                 gamma[j] += passed * f;
             }
-            if (g->each && g->gamma) g->gamma_g[c * pixels + p] += total(each_gamma);
-            if (g->each && g->beta) g->beta_g[c * pixels + p] += total(each_beta);
+            if (g->each && g->gamma_g) g->gamma_g[c * pixels + p] += total(each_gamma);
+            if (g->each && g->beta_g) g->beta_g[c * pixels + p] += total(each_beta);
         }
         vec beta_sum = {0}, gamma_sum = {0}, gate_sum = {0};
         float factor = g->each || !g->gamma ? 1 : g->gamma[g->first + c];
@@ -110,9 +110,9 @@ static ALWAYS_INLINE void backward_group(const int form, const int width, const 
             beta_sum += beta[j], gamma_sum += gamma[j] * r, gate_sum += gate[j] * r;
             plain[j] += beta[j] * factor, along[j] += gamma[j] * factor;
         }
-        if (!g->each && g->beta) g->beta_g[g->first + c] += total(beta_sum);
-        if (!g->each && g->gamma) g->gamma_g[g->first + c] += total(gamma_sum);
-        if (form == EVONORM_S0) g->v_g[g->first + c] += total(gate_sum) * factor;
+        if (!g->each && g->beta_g) g->beta_g[g->first + c] += total(beta_sum);
+        if (!g->each && g->gamma_g) g->gamma_g[g->first + c] += total(gamma_sum);
+        if (form == EVONORM_S0 && g->v_g) g->v_g[g->first + c] += total(gate_sum) * factor;
     }
     if (!g->to.at) return;
     vec r[4], mean[4], k[4];

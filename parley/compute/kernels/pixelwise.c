@@ -244,3 +244,45 @@ static void reshape_backward(const Run *run, const Node *node) {
 }
 
 const Operation reshape = {.forward = reshape_forward, .backward = reshape_backward};
+
+/* Dropout: times a mask that was drawn for the batch, for every value or for every channel; what is
+ * left is scaled up. When the network is used, nothing happens. */
+enum { WHICH, CHANNELS };
+
+static void masking_forward(const Run *run, const Node *node) {
+    Map in = map_of(run, node->first), out = map_of(run, node->result), mask = out;
+    if (!run->training) {
+        pass(in, out, 0);
+        return;
+    }
+    mask.at = run->memory + node->saved;
+    Int pixels = node->option[CHANNELS] ? 1 : in.pixels, size = in.channels * pixels;
+    const float *drawn = run->masks[node->option[WHICH]] + run->first * size;
+    for (Int c = 0; c < in.channels; c++)
+        for (Int p = 0; p < in.pixels; p++)
+            for (Int v = 0; v < in.vecs; v++) {
+                Int at = c * in.channel + p * in.vecs + v, here = smallest(LANES, run->samples - v * LANES);
+                const float *from = drawn + v * LANES * size + c * pixels + smallest(p, pixels - 1);
+                vec factor = {0};
+                for (Int l = 0; l < here; l++) factor[l] = from[l * size] * node->number[0];
+                mask.at[at] = factor;
+                out.at[at] = in.at[at] * factor;
+            }
+}
+
+static void masking_backward(const Run *run, const Node *node) {
+    if (!node->wanted[0]) return;
+    Map g = slope_of(run, node->result), to = slope_of(run, node->first);
+    const vec *mask = run->memory + node->saved;
+    for (Int c = 0; c < g.channels; c++)
+        for (Int i = 0; i < g.pixels * g.vecs; i++) {
+            Int at = c * g.channel + i;
+            to.at[at] = g.at[at] * mask[at] + either(node->add[0], to.at[at], (vec){0});
+        }
+}
+
+static void masking_sizes(const Graph *graph, const Node *node, Sizes *sizes) {
+    sizes->saved = map_size(graph->value + node->result, graph->vecs);
+}
+
+const Operation masking = {.forward = masking_forward, .backward = masking_backward, .sizes = masking_sizes};

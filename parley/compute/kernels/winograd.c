@@ -141,6 +141,7 @@ void winograd_prepare(const Run *run, const Node *node) {
 void winograd_finish(const Run *run, const Node *node) {
     Plan p = plan_at(run, node);
     float *gradient = gradient_of(run, node, 0);
+    if (!gradient) return;
     for (Int o = 0; o < p.c.out; o++)
         for (Int i = 0; i < p.c.in; i += LANES) {
             Int count = smallest(LANES, p.c.in - i);
@@ -328,7 +329,7 @@ void winograd_backward(const Run *run, const Node *node) {
         read_inputs(&p, in, first, count, p.v);
         read_slopes(&p, g, first, count, p.y);
         for (Int k = 0; k < PLACES; k++) {
-            weight_slopes(&p, k, n, weight_tile);
+            if (gradient_of(run, node, 0)) weight_slopes(&p, k, n, weight_tile);
             if (!node->wanted[0]) continue;
             Product product = {
                 p.u + k * p.c.out * p.c.in, 1, p.c.in,

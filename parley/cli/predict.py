@@ -1,0 +1,89 @@
+"""``parley predict``: what a trained model says about images, arrays or texts."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parley.cli.options import AllowCode, OfAgent, count
+from parley.cli.screen import heading, screen
+from parley.results.table import Table
+from parley.store import outputs
+from parley.store.using import Answer, answers
+
+app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+SHOWN = 3
+"""Classes of each input in the table."""
+
+
+@app.command()
+def predict(
+    run: Annotated[
+        Path,
+        typer.Argument(help="The folder of a complete run.", metavar="RUN", show_default=False),
+    ],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images, .npy or .npz arrays; for models of text, the texts themselves or files "
+            "with one text in each line.",
+            metavar="INPUT...",
+            show_default=False,
+        ),
+    ],
+    agent: OfAgent = None,
+    top: Annotated[
+        str | None,
+        typer.Option(
+            help=f"How many classes are shown for each input. (default: {SHOWN}; all with --json)",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    resize: Annotated[
+        bool,
+        typer.Option(
+            "--resize",
+            help="Scale images until their shorter side fits, and crop them to the central square.",
+            metavar="",
+        ),
+    ] = False,
+    allow_code: AllowCode = None,
+    json_: Annotated[
+        bool,
+        typer.Option("--json", help="Print the answers as one JSON list.", metavar=""),
+    ] = False,
+) -> None:
+    """What a trained model says about images, arrays or texts.
+
+    The averaged model answers, or with [bold]--agent[/bold] that of one agent. Inputs are prepared
+    as in the run.
+
+    [bold]parley predict runs/mine scan-1.png scan-2.png[/bold]
+
+    [bold]parley predict runs/news "Shares fell on Monday" --json[/bold]
+    """
+    few = None if top is None else count("top", top)
+    trained = outputs.found(run)
+    names, raw = trained.expected(resize).read(inputs)
+    allowed = allow_code or ()
+    remedy = f"with --allow-code {trained.card.architecture.model.partition(':')[0]}"
+    chosen = None if agent is None else count("agent", agent, least=0)
+    module = trained.module(chosen, None, allowed, remedy)
+    found = answers(module, trained.card, names, raw, few if few or json_ else SHOWN)
+    if json_:
+        print(json.dumps([answer.described() for answer in found]))
+        return
+    heading(f"{trained.card.architecture.model} of {run}")
+    rows = [[answer.input, *_shown(answer)] for answer in found]
+    first = "numbers" if found[0].numbers else "likeliest"
+    titles = ["input", first, *[""] * (max(map(len, rows)) - 2)]
+    screen.print(Table(titles, rows, frozenset({0})).terminal())
+
+
+def _shown(answer: Answer) -> list[str]:
+    if answer.numbers:
+        return [f"{value:.6g}" for value in answer.numbers.values()]
+    return [f"{label} {p:.1%}" for label, p in answer.probabilities.items()]

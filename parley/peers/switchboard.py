@@ -1,0 +1,330 @@
+"""Sockets to other peers: listened at, dialled, read and written by one thread.
+
+What the bytes mean is for the owner to know, who is told when a connection is encrypted, of every
+frame, of connections that have ended, and of the time.
+"""
+
+import logging
+import selectors
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from typing import Any, Protocol
+
+from parley.errors import BadValue, ParleyError
+from parley.peers.connection import Connection, Refused, Security
+from parley.peers.file import address_of
+from parley.peers.frames import BadFrame, Frame
+
+log = logging.getLogger(__name__)
+
+MOST_HALF_OPEN = 128
+"""Connections that have not proved who they are; of more, the oldest are closed."""
+SHAKING_HANDS = 10.0
+"""Seconds in which a connection has to prove who it is."""
+TICK = 0.05
+"""Seconds between two looks at what is due."""
+AGAIN = 60.0
+"""Seconds for which the same complaint about the same address is not repeated."""
+
+
+class Owner(Protocol):
+    """Whoever knows what connections are for."""
+
+    def encrypted(self, connection: Connection) -> None:
+        """The other end has proved who it is."""
+        ...
+
+    def came(self, connection: Connection, frame: Frame, body: memoryview) -> None:
+        """A frame is complete."""
+        ...
+
+    def dropped(self, connection: Connection, why: str) -> None:
+        """A connection has been closed."""
+        ...
+
+    def not_dialled(self, name: str, why: str) -> None:
+        """Nobody could be reached at a peer's address."""
+        ...
+
+    def tick(self, now: float) -> None:
+        """Some time has passed."""
+        ...
+
+    def fail(self, error: ParleyError) -> None:
+        """Nothing works any more."""
+        ...
+
+
+class Switchboard:
+    """All connections of one peer, whoever they are with."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        security: Security,
+        changed: threading.Condition,
+        listener: socket.socket | None,
+    ) -> None:
+        """`changed` is held while the owner is told of anything but a frame."""
+        self.connections: dict[Connection, int] = {}
+        """What each waits for, as selectors have it."""
+        self.ending = False
+        self.dialling: set[str] = set()
+        """Peers whose addresses are being looked for."""
+        self._owner = owner
+        self._security = security
+        self._changed = changed
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        if listener is not None:
+            self._selector.register(listener, selectors.EVENT_READ, None)
+        self._near, self._far = socket.socketpair()
+        self._far.setblocking(False)
+        self._selector.register(self._far, selectors.EVENT_READ, None)
+        self._again: set[Connection] = set()
+        self._dialled: list[tuple[str, str, Any]] = []
+        self._complaints: dict[tuple[str, str], float] = {}
+        self._thread = threading.Thread(target=self._loop, name="parley-links", daemon=True)
+
+    @property
+    def listens(self) -> bool:
+        """Whether others can dial this peer."""
+        return self._listener is not None
+
+    def start(self) -> None:
+        """From now on bytes move."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to do."""
+        with suppress(OSError):
+            self._near.send(b"\0")
+
+    def read_on(self, connection: Connection) -> None:
+        """A connection that was paused goes on."""
+        self._again.add(connection)
+
+    def end(self) -> None:
+        """Sends what waits, as far as it can be, and closes everything."""
+        with self._changed:
+            self.ending = True
+        self.wake()
+        self._thread.join(5.0)
+
+    # --- the thread --------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        ticked = 0.0
+        try:
+            while not self.ending:
+                events = self._selector.select(0.0 if self._again else TICK)
+                now = time.monotonic()
+                for key, mask in events:
+                    if key.fileobj is self._far:
+                        with suppress(BlockingIOError):
+                            self._far.recv(4096)
+                    elif key.fileobj is self._listener:
+                        self._accept(now)
+                    else:
+                        self._serve(key.data, mask, now)
+                for connection in list(self._again):
+                    self._serve(connection, selectors.EVENT_READ, now)
+                if now - ticked > TICK:
+                    ticked = now
+                    with self._changed:
+                        self._take_dialled(now)
+                        self._owner.tick(now)
+                for connection in list(self.connections):
+                    self._flush(connection)
+        except Exception as error:  # a fault of ours: nobody may wait for ever
+            log.debug("links", exc_info=True)
+            self._owner.fail(ParleyError(f"peers: the links have failed: {error!r}"))
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        for connection in list(self.connections):
+            with suppress(OSError):
+                if connection.ready:
+                    connection.sock.settimeout(0.5)
+                    connection.writable()
+            self.drop(connection, "")
+        with self._changed:
+            self.ending = True
+            dialled = [sock for _, _, sock in self._dialled if isinstance(sock, socket.socket)]
+        for one in (self._listener, self._near, self._far, *dialled):
+            if one is not None:
+                one.close()
+        self._selector.close()
+
+    def _accept(self, now: float) -> None:
+        assert self._listener is not None
+        for _ in range(64):
+            try:
+                sock, where = self._listener.accept()
+            except OSError:
+                return
+            half_open = [c for c in self.connections if not c.ready and c.dialled is None]
+            if len(half_open) >= MOST_HALF_OPEN:
+                hosts = [c.where.rpartition(":")[0] for c in half_open]
+                crowd = max(set(hosts), key=hosts.count)
+                first = next(c for c, h in zip(half_open, hosts, strict=True) if h == crowd)
+                self._complain(crowd, "it opens connections and says nothing")
+                self.drop(first, "")
+            self._adopt(sock, f"{where[0]}:{where[1]}", None, now)
+
+    def _adopt(self, sock: socket.socket, where: str, dialled: str | None, now: float) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(
+            sock, self._security, where, dialled, now, self._owner.encrypted, self._owner.came
+        )
+        self.connections[connection] = selectors.EVENT_READ
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: Connection, mask: int, now: float) -> None:
+        """Reads and writes what can be; closes what is not as it should be."""
+        if connection not in self.connections:
+            self._again.discard(connection)
+            return
+        try:
+            before = connection.sock
+            if mask & selectors.EVENT_WRITE:
+                connection.writable()
+            if mask & selectors.EVENT_READ:
+                more = connection.readable(now)
+                (self._again.add if more else self._again.discard)(connection)
+            if connection.sock is not before:  # TLS has taken over
+                interest = self.connections[connection]
+                self._selector.unregister(before)
+                self._selector.register(connection.sock, interest, connection)
+        except (Refused, BadFrame, ParleyError, ssl.SSLError, OSError) as error:
+            closed = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
+            self.drop(connection, in_words(error), closed)
+
+    def _flush(self, connection: Connection) -> None:
+        """Sends what waits, and asks to be told when more can be."""
+        if connection not in self.connections:
+            return
+        try:
+            if connection.wants_to_write:
+                connection.writable()
+        except (ssl.SSLError, OSError, Refused) as error:
+            self.drop(connection, in_words(error), True)
+            return
+        interest = 0 if connection.paused else selectors.EVENT_READ
+        if connection.wants_to_write:
+            interest |= selectors.EVENT_WRITE
+        before = self.connections[connection]
+        if interest == before:
+            return
+        if not interest:
+            self._selector.unregister(connection.sock)
+        elif not before:
+            self._selector.register(connection.sock, interest, connection)
+        else:
+            self._selector.modify(connection.sock, interest, connection)
+        self.connections[connection] = interest
+
+    # --- connections that end ------------------------------------------------------------------
+
+    def drop(self, connection: Connection, why: str, quietly: bool = False) -> None:
+        """Closes a connection and tells its owner; `quietly`: and nobody else."""
+        if connection not in self.connections:
+            return
+        del self.connections[connection]
+        self._again.discard(connection)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        if connection.encrypted and not connection.ready:
+            with suppress(OSError):
+                connection.writable()  # whoever is turned away has a right to know by whom
+        connection.close()
+        with self._changed:
+            self._owner.dropped(connection, why)
+        if not why or quietly:
+            return
+        name = connection.name or connection.dialled
+        if connection.ready:
+            log.warning("peers: the connection with %s was cut: %s", name, why)
+            return
+        host = connection.where.rpartition(":")[0]
+        claim = f"{name} at {connection.where}" if connection.dialled else host
+        if name and not connection.dialled:
+            said = name if connection.encrypted else f"which claims to be {name}"
+            claim = f"{host} ({said})"
+        self._complain(claim, why)
+
+    def _complain(self, who: str, why: str) -> None:
+        """One line on who was not let in, now and then."""
+        now = time.monotonic()
+        if now - self._complaints.get((who, why), -AGAIN) < AGAIN:
+            return
+        if len(self._complaints) > 1000:
+            self._complaints.clear()
+        self._complaints[who, why] = now
+        log.warning("peers: %s is not let in: %s", who, why)
+
+    # --- dialling ------------------------------------------------------------------------------
+
+    def dials(self, name: str) -> bool:
+        """Whether a connection to that peer is being made."""
+        return name in self.dialling or any(c.dialled == name for c in self.connections)
+
+    def dial(self, name: str, address: str) -> None:
+        """Dials in a thread of its own, since finding an address can take its time."""
+        self.dialling.add(name)
+        where = address_of(address)
+
+        def dial() -> None:
+            found: Any
+            try:
+                found = socket.create_connection(where, timeout=SHAKING_HANDS)
+            except OSError as error:
+                found = f"{in_words(error)} at {where[0]}:{where[1]}"
+            with self._changed:
+                if self.ending and isinstance(found, socket.socket):
+                    found.close()
+                else:
+                    self._dialled.append((name, address, found))
+            self.wake()
+
+        threading.Thread(target=dial, daemon=True).start()
+
+    def _take_dialled(self, now: float) -> None:
+        for name, address, found in self._dialled:
+            self.dialling.discard(name)
+            if isinstance(found, socket.socket):
+                self._adopt(found, address, name, now)
+            else:
+                self._owner.not_dialled(name, str(found))
+        self._dialled.clear()
+
+
+def listening_socket(where: tuple[str, int]) -> socket.socket:
+    """A socket that awaits others there."""
+    try:
+        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        made = socket.create_server(where, family=family, backlog=512)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        shown = f"{where[0] or '0.0.0.0'}:{where[1]}"
+        raise BadValue(
+            "listen", shown, "an address of this host with a free port", reason
+        ) from None
+    made.setblocking(False)
+    return made
+
+
+def in_words(error: Exception) -> str:
+    """Why a connection ends, for a line that a user reads."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate does not hold: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)).lower()
+    return str(error)

@@ -1,0 +1,339 @@
+"""Which algorithm should I use? Every method in three settings, tuned alike, and what follows.
+
+Each method gets the same number of short trials over its learning rate (and over γ, if that is
+below 1 by default), judged on held-out training samples. Then it runs with every seed at the
+settings that won. Where a method has momentum, it is the same for all.
+
+OUT/<setting>/<method>/ holds a method's trials and runs, OUT/<setting>.jsonl the records of all
+finished runs of a setting, from which the tables, the tests and the pictures are made.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from parley.errors import BadValue, unknown_name
+from parley.experiment import Experiment
+from parley.files import write_atomically
+from parley.results.curves import NETWORK_TIME, field_picture
+from parley.results.paired import Better, significant
+from parley.results.table import Table, mean_and_spread
+from parley.store.folder import RunFolder
+from parley.sweep import compare, field, tune
+from parley.sweep.compare import Method, parse_algorithms, slug
+from parley.training.record import Record, sent_megabytes, value
+
+MOMENTUM = 0.9
+"""Of every method that has it."""
+LINKS = "delay=0.01,bandwidth=100M"
+"""The simulated network: 10 ms one way, 100 Mbit/s for each agent."""
+RATES = {"sgd": (0.01, 1.0), "momentum": (0.003, 0.3), "adaptive": (0.0003, 0.03)}
+"""Learning rates that are tried. Momentum multiplies a step by up to 1 / (1 - 0.9), and adaptive
+rules divide it by the size of the gradient, so one range for all would favour some."""
+METHODS = (
+    "dpsgd,ngc,compngc,cga,compcga,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,tracking,"
+    "momentum-tracking,relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
+    "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
+    "skewscout,fedavg,central"
+)
+KEPT = (
+    "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
+    "bytes_cross_gradients", "seconds", "seconds_network",
+)  # fmt: skip
+"""The fields of a record that tables and pictures need."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who learns what from whom."""
+
+    name: str
+    title: str
+    agents: int
+    topology: str
+    partition: str
+    data: str = "fashion_mnist"
+    model: str = "lenet5"
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("ring", "Skewed classes, a ring", 16, "ring", "dirichlet:0.1"),
+        Setting("one-class", "One class per agent, a ring", 10, "ring", "skew:1"),
+        Setting(
+            "changing",
+            "Skewed classes, a changing exponential graph",
+            16,
+            "one-peer-exponential",
+            "dirichlet:0.1",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every method gets."""
+
+    trials: int = 4
+    trial_epochs: int = 5
+    epochs: int = 20
+    seeds: int = 3
+    fraction: float = 1.0
+    """Share of the training samples."""
+    test_fraction: float = 1.0
+    data_root: str | None = None
+
+
+def settings_named(name: str | None) -> list[Setting]:
+    """All settings, or the one with this name."""
+    if name is None:
+        return list(SETTINGS.values())
+    if name not in SETTINGS:
+        raise unknown_name("name", name, list(SETTINGS))
+    return [SETTINGS[name]]
+
+
+def experiment(setting: Setting, method: Method, budget: Budget) -> Experiment:
+    """A method in a setting, on a graph that it can use; refused if there is none."""
+    common = {
+        "data": setting.data,
+        "model": setting.model,
+        "agents": setting.agents,
+        "topology": setting.topology,
+        "partition": setting.partition,
+        "momentum": MOMENTUM,
+        "epochs": budget.epochs,
+        "batch": 32,
+        "fraction": budget.fraction,
+        "test_fraction": budget.test_fraction,
+        "evaluate_every": max(1, budget.epochs // 4),
+        "gossip_rounds": 0,
+        "links": LINKS,
+        "data_root": budget.data_root,
+    }
+    return field.fitting(method.experiment(common))
+
+
+def rates(made: Experiment) -> tuple[float, float]:
+    """The range of learning rates for a method."""
+    options = made.algorithm.settings()
+    if "beta1" in options:
+        return RATES["adaptive"]
+    return RATES["momentum" if options.get("momentum") else "sgd"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a method in a setting."""
+
+    label: str
+    refusal: str = ""
+    """Why it was not run there."""
+    diverged: bool = False
+    """Whether every trial, or a run at the winning settings, diverged."""
+
+
+def run(
+    settings: Sequence[Setting], methods: str, budget: Budget, parallel: int, out: Path
+) -> Iterator[tuple[Setting, Outcome]]:
+    """Runs what is not there yet, method by method; the records are up to date after each."""
+    chosen = parse_algorithms(methods)
+    for setting in settings:
+        for method in chosen:
+            yield setting, run_method(setting, method, budget, parallel, out / setting.name)
+            write_records(setting, chosen, budget, out)
+
+
+def run_method(
+    setting: Setting, method: Method, budget: Budget, parallel: int, out: Path
+) -> Outcome:
+    """Tunes a method, then runs it with every seed."""
+    try:
+        asked = experiment(setting, method, budget)
+    except BadValue as error:
+        return Outcome(method.key, refusal=str(error))
+    place = out / slug(method.key)
+    trials = _trials(asked, method, budget, place)
+    tune.tune(trials, parallel, place / "trials", resume=True)
+    [best] = tune.winners(trials).values() or [{}]
+    if not best:
+        return Outcome(method.key, diverged=True)
+    runs = _runs(asked, best[method.key], budget, place)
+    compare.compare(runs, parallel, place / "runs", resume=True)
+    return Outcome(method.key, diverged=any(job.failure for job in runs))
+
+
+def _trials(asked: Experiment, method: Method, budget: Budget, place: Path) -> list[tune.Trial]:
+    short = asked.replace(epochs=budget.trial_epochs)
+    keys = [method.key]
+    return tune.plan([short], budget.trials, place / "trials", rates(asked), keys)
+
+
+def _runs(asked: Experiment, best: tune.Trial, budget: Budget, place: Path) -> list[Any]:
+    tuned = asked.replace(**best.settings)
+    made = compare.jobs([tuned], budget.seeds, place / "runs", names=[asked.algorithm.label])
+    return [replace(job, may_diverge=True) for job in made]
+
+
+def write_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> Path:
+    """One line for each record of each finished run of a setting."""
+    lines: list[dict[str, Any]] = []
+    for method in methods:
+        try:
+            asked = experiment(setting, method, budget)
+        except BadValue:
+            continue
+        place = out / setting.name / slug(method.key)
+        trials = _trials(asked, method, budget, place)
+        if not all(trial.job.is_done for trial in trials):
+            continue
+        for best in tune.winners(trials).values():
+            for job in _runs(asked, best[method.key], budget, place):
+                if job.is_done:
+                    lines += _lines(method, job)
+    path = out / f"{setting.name}.jsonl"
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _lines(method: Method, job: Any) -> Iterator[dict[str, Any]]:
+    made: Experiment = job.experiment
+    about = {"method": method.key, "label": made.algorithm.label, "seed": made.seed, "lr": made.lr}
+    about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}
+    about |= {"momentum": made.algorithm.momentum_label, "diverged": job.failure is not None}
+    about |= {"epochs": made.epochs, "fraction": made.fraction}
+    for record in RunFolder(job.out).records():
+        yield about | {
+            key: round(found, 5) for key in KEPT if (found := value(record, key)) is not None
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records of a method in a setting, by seed."""
+
+    about: Mapping[str, Any]
+    by_seed: Mapping[int, Sequence[Record]]
+
+    def last(self, take: Any) -> list[float]:
+        """A figure of the last record of every seed."""
+        return [take(records[-1]) for records in self.by_seed.values()]
+
+
+def read(path: Path) -> dict[str, Found]:
+    """The finished methods of a setting, best first."""
+    every: dict[str, dict[int, list[Any]]] = {}
+    about: dict[str, Mapping[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        if not record["diverged"]:
+            about[record["label"]] = record
+            every.setdefault(record["label"], {}).setdefault(record["seed"], []).append(record)
+    found = {label: Found(about[label], by_seed) for label, by_seed in every.items()}
+    ranked = sorted(found, key=lambda label: -fmean(found[label].last(_accuracy)))
+    return {label: found[label] for label in ranked}
+
+
+def _accuracy(record: Record) -> float:
+    return 100 * float(record["accuracy_mean_model"])
+
+
+def table(found: Mapping[str, Found]) -> Table:
+    """One line per method, best first."""
+    worse: dict[str, int] = {}
+    for pair in better(found):
+        worse[pair.winner] = worse.get(pair.winner, 0) + 1
+    rows = []
+    for label, of in found.items():
+        accuracy = of.last(_accuracy)
+        own = of.last(lambda record: 100 * record["accuracy_own"])
+        gamma = of.about["gamma"]
+        rows.append(
+            [
+                label,
+                _spread(accuracy),
+                _spread(own),
+                f"{fmean(of.last(sent_megabytes)):,.1f}",
+                f"{fmean(of.last(lambda record: record['seconds_network'])):,.0f}",
+                f"{of.about['lr']:g}",
+                "" if gamma in (None, 1) else f"{gamma:g}",
+                of.about["momentum"],
+                str(worse.get(label, 0)),
+            ]
+        )
+    headings = ["", "averaged\nmodel, %", "own\nmodels, %", "MB sent\nper agent"]
+    headings += ["network\nseconds", "rate", "γ", "momentum", "better\nthan"]
+    return Table(headings, rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return mean_and_spread(fmean(values), stdev(values) if len(values) > 1 else None, ".1f")
+
+
+def better(found: Mapping[str, Found]) -> list[Better]:
+    """Which methods are significantly better than which."""
+    return significant(
+        {
+            label: {seed: _accuracy(records[-1]) for seed, records in of.by_seed.items()}
+            for label, of in found.items()
+        }
+    )
+
+
+def report(out: Path) -> list[Path]:
+    """A table for each setting with finished runs and one picture of all of them, written to `out`.
+
+    Returns the two files.
+    """
+    sections, curves = [], {}
+    for setting in SETTINGS.values():
+        path = out / f"{setting.name}.jsonl"
+        found = read(path) if path.exists() else {}
+        if found:
+            sections += [
+                f"## {setting.title}",
+                "",
+                _about(setting, found),
+                "",
+                table(found).markdown(),
+            ]
+            sections += [_claims(found), ""]
+            curves[setting.title] = {
+                label: list(of.by_seed.values()) for label, of in found.items()
+            }
+    if not sections:
+        raise BadValue("out", str(out), "a folder with results of parley reproduce guide")
+    write_atomically(out / "guide.md", "\n".join(sections))
+    return [out / "guide.md", field_picture(curves, out / "guide.png", NETWORK_TIME)]
+
+
+def _about(setting: Setting, found: Mapping[str, Found]) -> str:
+    """What was run, in a sentence."""
+    one = next(iter(found.values()))
+    seeds = {len(of.by_seed) for of in found.values()}
+    share = one.about["fraction"]
+    data = "Fashion-MNIST" if share == 1 else f"{100 * share:g} % of Fashion-MNIST"
+    return (
+        f"{data}, LeNet-5, {setting.agents} agents, `{setting.topology}`, `{setting.partition}`: "
+        f"{one.about['epochs']} epochs, {' or '.join(map(str, sorted(seeds)))} seeds."
+    )
+
+
+def _claims(found: Mapping[str, Found]) -> str:
+    """What may be said about the differences."""
+    pairs = better(found)
+    if not pairs:
+        return (
+            "No difference between two methods is significant (paired t-tests, Holm's correction)."
+        )
+    losers: dict[str, list[str]] = {}
+    for pair in pairs:
+        losers.setdefault(pair.winner, []).append(pair.loser)
+    lines = [f"- {winner}: better than {', '.join(worse)}" for winner, worse in losers.items()]
+    head = "Significant differences (paired t-tests, p below 0.05 after Holm's correction):"
+    return "\n".join([head, "", *lines])

@@ -1,0 +1,3 @@
+"""Files that pictures can be saved as; apart from the drawing, which takes time to load."""
+
+ENDINGS = ("png", "svg", "pdf")

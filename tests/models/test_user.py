@@ -1,0 +1,133 @@
+"""A user's own model by name: imported from this host's path, and only if this host allows it."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import parley
+from parley import code
+from parley.cluster import handshake
+from parley.cluster.host import Host
+from parley.errors import BadValue
+from parley.experiment import Experiment
+from parley.models.architecture import Architecture
+from parley.training import problem as problems
+
+MODULE = """
+from torch import nn
+
+def net(classes, input_shape, hidden=4):
+    size = input_shape[0] * input_shape[1] * input_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Linear(hidden, classes))
+
+class Net(nn.Module):
+    def __init__(self, hidden=4):
+        super().__init__()
+        self.net = net(10, (1, 8, 8), hidden)
+
+    def forward(self, x):
+        return self.net(x)
+
+def fails():
+    raise RuntimeError("no such device")
+
+def nothing():
+    return None
+
+constant = 3
+"""
+QUICK: dict[str, Any] = {"agents": 3, "epochs": 1, "fraction": 0.2, "progress": False}
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module with models, of which nobody has said that it may be used."""
+    name = f"own_models_{abs(hash(str(tmp_path))):x}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(code.ALLOWED, "")
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_function_or_a_class_is_called_with_what_it_asks_for(own: str) -> None:
+    code.allow([own])
+    result = parley.train(model=f"{own}:net", model_options={"hidden": 6}, **QUICK)
+    assert result.model()[1].out_features == 6
+    by_class = parley.train(model=f"{own}:Net", model_options={"hidden": 6}, **QUICK)
+    assert torch.equal(by_class.x_ND, result.x_ND)
+    assert result.experiment.from_python == ()
+
+
+def test_code_in_a_file_is_only_a_name(own: str) -> None:
+    experiment = Experiment.of(model=f"{own}:net")
+    assert Experiment.from_toml(experiment.to_toml()) == experiment
+    with pytest.raises(BadValue, match=f"with --allow-code {own}"):
+        problems.problem(experiment, [0])
+    assert own not in sys.modules
+    code.allow(["another"])
+    with pytest.raises(BadValue, match="does not make this host run"):
+        problems.problem(experiment, [0])
+    code.allow([own])
+    assert isinstance(problems.problem(experiment, [0]).model(), nn.Sequential)
+
+
+def test_a_program_that_names_code_may_run_it_and_a_folder_may_not(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = parley.train(model=f"{own}:net", **QUICK, out=tmp_path / "run")
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert card["architecture"]["kind"] == "code"
+    monkeypatch.setenv(code.ALLOWED, "")
+    found = parley.load(tmp_path / "run")
+    with pytest.raises(BadValue, match=r"valid: model\(allow_code="):
+        found.model()
+    inputs = torch.rand(2, 1, 8, 8)
+    assert torch.equal(found.model(allow_code=own)(inputs), result.model()(inputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("missing", {}, "has no attribute 'missing'"),
+        ("constant", {}, "it is a int"),
+        ("fails", {}, "RuntimeError: no such device"),
+        ("nothing", {}, "it returned a NoneType"),
+        ("net", {"hiden": 3}, "has no such option.*valid: hidden"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    own: str, name: str, options: dict[str, Any], why: str
+) -> None:
+    made = Architecture(
+        model=f"{own}:{name}", kind="code", options=options, input_shape=(1, 8, 8), classes=10
+    )
+    with pytest.raises(BadValue, match=why):
+        made.build()
+
+
+def test_hosts_compare_architectures_and_not_code(own: str) -> None:
+    code.allow([own])
+
+    def said(model: str, **options: Any) -> dict[str, Any]:
+        experiment = Experiment.of(model=model, model_options=options, agents=3, fraction=0.2)
+        problem = problems.problem(experiment, [0])
+        return handshake.claims(experiment, problem, problems.task_of(experiment, problem), "1")
+
+    assert said(f"{own}:net") == said(f"{own}:net", hidden=4)
+    wider = said(f"{own}:net", hidden=5)
+    assert wider["parameters"] != said(f"{own}:net")["parameters"]
+    by_class = said(f"{own}:Net")
+    assert by_class["model"] == wider["model"] == "own"
+    assert next(iter(by_class["parameters"])) == "net.1.weight"  # other names: another architecture
+
+
+def test_a_hosts_own_file_allows_modules(tmp_path: Path) -> None:
+    (tmp_path / "host.toml").write_text('allow_code = ["wards"]\nagents = [0]\n')
+    assert Host.of(tmp_path / "host.toml").allow_code == ("wards",)

@@ -1,0 +1,92 @@
+"""Which algorithm should I use: every method in the same settings, tuned alike."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from parley.cli import reproduce as cli
+from parley.errors import BadValue
+from parley.reproduce import guide
+from parley.reproduce.guide import Budget, Setting
+from parley.sweep.compare import parse_algorithms
+
+SMALL = Setting("ring", "A small ring", 4, "ring", "dirichlet:0.5", "digits", "logistic")
+LITTLE = Budget(trials=2, trial_epochs=1, epochs=2, seeds=2, fraction=0.2)
+METHODS = "dpsgd,ngc,relaysgd"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("guide")
+    done = list(guide.run([SMALL], METHODS, LITTLE, 1, out))
+    assert [(outcome.label, outcome.refusal, outcome.diverged) for _, outcome in done] == [
+        ("dpsgd", "", False),
+        ("ngc", "", False),
+        ("relaysgd", "", False),
+    ]
+    return out
+
+
+def test_every_seed_runs_at_the_rate_that_won(results: Path) -> None:
+    found = guide.read(results / "ring.jsonl")
+    assert set(found) == {"D-PSGD", "NGC", "RelaySGD"}
+    for of in found.values():
+        assert list(of.by_seed) == [0, 1]
+        assert of.about["epochs"] == 2 and of.about["momentum"] == "0.9"
+        assert 0.003 <= of.about["lr"] <= 0.3
+    assert found["RelaySGD"].about["topology"] == "spanning-tree:ring"
+
+
+def test_what_is_finished_is_not_run_again(results: Path) -> None:
+    runs = {path: path.stat().st_mtime_ns for path in results.rglob("records.jsonl")}
+    assert len(runs) == 3 * (2 + 2)
+    before = (results / "ring.jsonl").read_text()
+    list(guide.run([SMALL], METHODS, LITTLE, 1, results))
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("records.jsonl")} == runs
+    assert (results / "ring.jsonl").read_text() == before
+
+
+def test_the_table_is_made_from_the_records(results: Path) -> None:
+    found = guide.read(results / "ring.jsonl")
+    means = [
+        statistics.fmean(
+            100 * records[-1]["accuracy_mean_model"] for records in of.by_seed.values()
+        )
+        for of in found.values()
+    ]
+    assert means == sorted(means, reverse=True), "best first"
+    shown = guide.table(found)
+    assert [row[0] for row in shown.rows] == list(found)
+    assert shown.rows[0][1].startswith(f"{means[0]:.1f} ± ")
+    markdown, picture = guide.report(results)
+    assert "| NGC |" in markdown.read_text()
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    changing = Setting("changing", "", 4, "one-peer-exponential", "iid", "digits", "logistic")
+    [cga] = parse_algorithms("cga")
+    outcome = guide.run_method(changing, cga, LITTLE, 1, tmp_path)
+    assert outcome.refusal.startswith("weights: ") and "symmetric" in outcome.refusal
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_methods_have_the_same_momentum_and_a_range_of_rates_that_suits_them() -> None:
+    settings = [guide.SETTINGS["ring"]]
+    for method in parse_algorithms(guide.METHODS):
+        made = guide.experiment(settings[0], method, LITTLE)
+        options = made.algorithm.settings()
+        assert options.get("momentum", guide.MOMENTUM) == guide.MOMENTUM, method
+        kind = "adaptive" if "beta1" in options else "momentum" if "momentum" in options else "sgd"
+        assert guide.rates(made) == guide.RATES[kind]
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    run = CliRunner()
+    done = run.invoke(cli.app, ["guide", "rong", "--out", str(tmp_path)])
+    assert isinstance(done.exception, BadValue)
+    assert "'rong' is not valid" in str(done.exception) and "ring" in str(done.exception)
+    done = run.invoke(cli.app, ["guide", "--report", "--out", str(tmp_path)])
+    assert "a folder with results of parley reproduce guide" in str(done.exception)
