@@ -68,7 +68,8 @@ def test_the_dashboard_does_not_load_torch_for_runs_that_are_complete(tmp_path: 
 def test_the_list_of_commands_is_that_of_the_commands() -> None:
     """The list is kept apart from them, so that it can be shown without loading them."""
     modules = {m.name for m in pkgutil.iter_modules(parley.cli.__path__)}
-    assert modules - {"main", "flags", "options", "screen", "methods"} == entry.COMMANDS.keys()
+    shared = {"main", "flags", "options", "screen", "methods", "own", "guide"}
+    assert modules - shared == entry.COMMANDS.keys()
     for name, help_ in entry.COMMANDS.items():
         words = " ".join((entry.load(name).help or "").split())
         assert words.startswith(help_.rstrip(".")), name

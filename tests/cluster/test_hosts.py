@@ -174,7 +174,7 @@ class TestHostFile:
         file.write_text('agents = [1, 0]\n[data]\n0 = "a"\n1 = "b"\n')
         assert Host.of(file).hosted() == (0, 1)
         assert Host.of(file, "2", ["2=c"]).model_dump() == {
-            "agents": (2,), "data": {0: "a", 1: "b", 2: "c"},
+            "agents": (2,), "data": {0: "a", 1: "b", 2: "c"}, "allow_code": (),
         }  # fmt: skip
 
     def test_the_processes_of_a_host_share_its_agents(

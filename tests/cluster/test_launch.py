@@ -123,7 +123,7 @@ class TestTheSameNumbers:
         close(records(folder / "three"), alone)
         assert three.summary["bytes_models"] == alone[-1]["bytes_models"]
         assert three.nothing_left()
-        written = sorted(p.name for p in (folder / "three").rglob("*.safetensors"))
+        written = sorted(p.name for p in (folder / "three" / "checkpoint").rglob("*.safetensors"))
         assert written == sorted(2 * [f"worker-{n}.safetensors" for n in range(3)])
 
     def test_torchrun(

@@ -97,7 +97,7 @@ def test_a_mistake_in_the_code_is_reported_to_other_peers_without_its_message() 
     floods: list[dict[str, str]] = []
     links: Any = SimpleNamespace(listeners=[], me="ward-a", failure=None, flood=floods.append)
     none: Any = None
-    meeting = PeerMeeting(links=links, peers=none, topology=none)
+    meeting = PeerMeeting(links=links, revisions=none, topology=none)
     with pytest.raises(ValueError), meeting.ending_together(none, final=True):
         raise ValueError("Jane Doe, born 1970")
     [said] = floods
