@@ -15,19 +15,19 @@ import networkx as nx
 import torch
 from torch import Tensor, nn
 
-from parley import data as datasets
 from parley import graphs as topologies
 from parley import models
 from parley.algorithms import Algorithm, Kind
 from parley.cluster import launch
 from parley.cluster.rank import is_first
 from parley.cluster.worker import Load, Outcome, Watcher
-from parley.compute.task import Loss, Task, cross_entropy
+from parley.code import allow_named
+from parley.compute.losses import AUTO
+from parley.compute.task import Loss, Task
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.experiment import ALGORITHM_OPTIONS, OWN, Experiment
 from parley.graphs import Topology
-from parley.models.user import allow, module_of
 from parley.stopping import Callbacks, OnEpoch, OnRecord
 from parley.store import checkpoint, outputs
 from parley.store.folder import fresh_name
@@ -35,6 +35,7 @@ from parley.training import given
 from parley.training import problem as problems
 from parley.training.events import Event
 from parley.training.record import Record
+from parley.training.scoring import Function
 from parley.watch import trackers
 from parley.watch.log import LOG, console, show
 from parley.watch.progress import TrainingProgress
@@ -128,7 +129,8 @@ def train(
     algorithm: str | Algorithm = "ngc",
     *,
     test: Any = None,
-    loss: Loss = cross_entropy,
+    loss: str | Loss = AUTO,
+    metrics: str | Sequence[str | Function] = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -142,9 +144,16 @@ def train(
 
     `model` is a name, ``module:function``, an `nn.Module`, or a callable that returns one. `data`
     is a name, or one dataset per agent: a pair (inputs, targets) or a torch or Hugging Face dataset
-    of such pairs; `test` is then a dataset of the same kind, without which every agent is measured
-    on the training data of all. `loss` returns one value per sample or their mean, like those of
-    torch.nn. Nothing is written unless `out` names a folder. `log` names trackers that receive the
+    of such pairs; `test` is then a dataset of the same kind, or a list with one for each agent
+    (None for one that has none), without which every agent is measured on the training data of all.
+
+    `task` says what is learned (``"classification"``, ``"regression"``, …). `loss` is a name,
+    ``module:function``, or a function that returns one value per sample or their mean, like those
+    of torch.nn. `metrics` are names (``"f1,auroc"``), ``module:function``, and functions of
+    (outputs, targets) that return a number; one whose attribute ``higher_is_better`` is False is
+    better when it is lower.
+
+    Nothing is written unless `out` names a folder. `log` names trackers that receive the
     metrics (tensorboard, wandb, mlflow); they write to that folder.
 
     `on_epoch` is called with the number of epochs made, after each of them, and `on_record` with
@@ -168,11 +177,10 @@ def train(
     >>> result.model()(torch.zeros(1, 3)).shape
     torch.Size([1, 2])
     """
-    if not callable(loss):
-        raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
     logged = trackers.parse(log)
     if logged and out is None:
         raise BadValue("log", ",".join(logged), "only together with out, the folder to write to")
+    scored, of_task = given.scored(loss, metrics, options)
     own_data = None if isinstance(data, str) else given.own_samples(data, options)
     if own_data is None and test is not None:
         raise BadValue("test", type(test).__name__, "only together with your own data")
@@ -181,10 +189,9 @@ def train(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
-    if isinstance(model, str) and models.is_code(model):
-        allow([module_of(model)])  # the program itself has named it
+    allow_named({"model": model})  # the program itself has named it
     own = {"model": not isinstance(model, str), "data": own_data is not None}
-    own["loss"] = loss is not cross_entropy
+    own |= dict.fromkeys(of_task, True)
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
     options |= dict.fromkeys(schedules, OWN)
     own |= dict.fromkeys(schedules, True)
@@ -202,10 +209,10 @@ def train(
     build = None if isinstance(model, str) else given.builder_of(model)
     load: Load
     if own_data is None:
-        load = partial(given.problem_of_named_data, graph, build, loss)
+        load = partial(given.problem_of_named_data, graph, build, scored)
     else:
-        tested = datasets.joined(own_data) if test is None else given.held_out(test, own_data[0])
-        load = partial(given.problem_of_own_data, graph, build, loss, own_data, tested)
+        tests = given.test_sets(test, own_data, experiment.task)
+        load = partial(given.problem_of_own_data, graph, build, scored, own_data, tests)
     if schedules:
         load = partial(given.with_schedules, load, schedules)
 

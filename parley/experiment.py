@@ -17,9 +17,12 @@ from pydantic import (
     model_validator,
 )
 
-from parley import algorithms, models
+from parley import algorithms, measures, models
 from parley.algorithms import AS_RUN, Algorithm, Kind, Named
+from parley.code import is_code
+from parley.compute import losses
 from parley.data import partition as partitions
+from parley.data.targets import CLASSES, IGNORED
 from parley.errors import BadValue, first_error, kind_of, unknown_name, valid_values
 from parley.graphs import MOST_AGENTS, stated_agents
 from parley.reading import SMALL, Unreadable, parse_toml, read_text
@@ -55,6 +58,9 @@ HOW = frozenset(
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
 
+BY_CLASS = ("skew", "dirichlet", "classes")
+"""Partitions that need one class for each sample."""
+
 LENGTH = frozenset({"epochs", "stop_when"})
 """Fields that say how long a run goes on: a run that is resumed may go on for longer."""
 
@@ -83,6 +89,23 @@ class Experiment(BaseModel):
     distilbert, hf:FOLDER, or your own as module:function."""
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
+    task: str = measures.CLASSIFICATION
+    """What is learned: classification, binary (one or two logits), multilabel, regression,
+    segmentation (a class for each pixel), language-model (the next token), or own, with your own
+    loss."""
+    loss: str = losses.AUTO
+    """The loss: auto is the task's usual one; for regression also mse, mae or huber; or your own
+    function of (outputs, targets), as module:function."""
+    metrics: str = ""
+    """What is measured, comma-separated, for example f1,auroc or rmse,r2, or your own function as
+    module:function, with :lower at the end if less is better. The first metric decides which model
+    is better. By default accuracy, or what the task usually has."""
+    class_weights: str = ""
+    """How much each class counts in the loss, for example 1,5; or balanced, by how rare it is."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """The share of each target that is spread over all classes."""
+    ignore_index: int = Field(IGNORED, ge=-1_000_000, le=1_000_000)
+    """The target of pixels or tokens that do not count, in segmentation and language models."""
     agents: int = Field(10, ge=1, le=MOST_AGENTS)
     """Number of agents."""
     topology: str = "ring"
@@ -162,7 +185,9 @@ class Experiment(BaseModel):
     """Epochs between checkpoints; the last epoch always has one."""
     keep: int = Field(2, ge=1, le=MANY)
     """How many of the newest checkpoints are kept."""
-    from_python: tuple[Literal["model", "data", "loss", "lr_decay", "gamma_decay"], ...] = ()
+    from_python: tuple[
+        Literal["model", "data", "loss", "metrics", "lr_decay", "gamma_decay"], ...
+    ] = ()
     """What came from a Python program, which alone can repeat the run: it cannot be stored."""
 
     @classmethod
@@ -191,6 +216,10 @@ class Experiment(BaseModel):
             flat["model_options"] = {"evonorm": evonorm, **flat.get("model_options", {})}
         if flat.get("data") == OWN:
             flat.setdefault("partition", OWN)
+        elif flat.get("task", measures.CLASSIFICATION) not in CLASSES:
+            flat.setdefault("partition", "iid")
+        if "loss" in _list(flat.get("from_python", ())):
+            flat["loss"] = OWN
         if "agents" not in flat and isinstance(flat.get("topology"), str):
             stated = stated_agents(flat["topology"])
             flat |= {"agents": stated} if stated else {}
@@ -230,7 +259,8 @@ class Experiment(BaseModel):
             self._check_schedule(field, getattr(self, field))
         if self.gamma_decay != "constant":
             self.algorithm.with_rate(1.0)
-        parse_stop(self.stop_when)
+        self._check_task()
+        parse_stop(self.stop_when, self.measures)
         if self.partition != OWN:
             partitions.parse(self.partition)
         if self.start_agent >= self.agents:
@@ -239,6 +269,37 @@ class Experiment(BaseModel):
             valid = "warn or stop; or drop together with --on-failure heal"
             raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
         return self
+
+    @property
+    def measures(self) -> tuple[measures.Measure, ...]:
+        """What is measured; the first metric decides which model is better."""
+        return measures.parse(self.task, self.metrics)
+
+    def _check_task(self) -> None:
+        found = self.measures
+        if self.task == OWN and not found and "metrics" not in self.from_python:
+            valid = "at least one function of (outputs, targets), as module:function"
+            raise BadValue("metrics", self.metrics, valid, "the task own has none of its own")
+        named = [measure.name for measure in found if measure.name not in measures.KNOWN]
+        unnamed = [m.name for m in found if m.name in named and not m.function]
+        if unnamed and "metrics" not in self.from_python:
+            raise BadValue("metrics", unnamed[0], "your own function, as module:function")
+        own = is_code(self.loss) or self.loss == OWN
+        if not own:
+            losses.named_loss(self.task, self.loss, losses.Settings())
+        elif self.loss == OWN and "loss" not in self.from_python:
+            raise BadValue("loss", OWN, "your own function, as module:function")
+        losses.check_settings(self.task, own, self.class_weights, self.label_smoothing)
+        losses.parse_weights(self.class_weights)
+        if self.algorithm.needs_accuracy and self.task not in measures.KNOWN["accuracy"].tasks:
+            listed = ", ".join(measures.KNOWN["accuracy"].tasks)
+            because = f"{self.algorithm.name} compares accuracies"
+            raise BadValue("task", self.task, listed, because)
+        kind = self.partition.partition(":")[0]
+        if kind in BY_CLASS and self.task not in CLASSES:
+            valid = "iid, file:PATH, or own"
+            because = f"in the task {self.task} a sample does not have one class"
+            raise BadValue("partition", self.partition, valid, because)
 
     def _check_schedule(self, field: str, spec: str) -> None:
         if field in self.from_python:

@@ -6,19 +6,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from parley.errors import BadValue, unknown_name
+from parley.measures import FORMS, KNOWN, Measure
 
 Records = Sequence[Mapping[str, Any]]
 
-HIGHER = (
-    *("accuracy_mean_model", "accuracy_own", "accuracy_own_min", "accuracy_own_max"),
-    "accuracy_after_gossip",
-)
-"""Metrics of which more is better."""
+ACCURACY = (KNOWN["accuracy"],)
 LOWER = ("loss", "loss_train", "consensus_distance")
 SPENT = ("seconds", "seconds_network", "bytes", "megabytes")
 """What a run has used up so far; bytes are what an agent has sent, the mean over agents."""
-ALIASES = {"accuracy": "accuracy_mean_model"}
-METRICS = (*ALIASES, *HIGHER, *LOWER, *SPENT)
 VALID = (
     "conditions such as accuracy>=0.9, loss<=0.2, seconds>=600, megabytes>=50 or loss:patience=5, "
     "joined by commas"
@@ -34,24 +29,32 @@ class Condition:
     value: float
     relation: str
     """``>=``, ``<=``, or ``patience``: no better for so many records."""
+    higher: bool = False
+    """Whether more is better."""
 
     def holds(self, records: Records) -> bool:
         """Whether it is met after these records."""
         values = [_value(record, self.metric) for record in records]
+        known = [value for value in values if value is not None]
         if self.relation == "patience":
-            best = max(values) if self.metric in HIGHER else min(values)
+            if not known:
+                return False
+            best = max(known) if self.higher else min(known)
             return len(values) - 1 - values.index(best) >= self.value
+        if values[-1] is None:
+            return False
         return values[-1] >= self.value if self.relation == ">=" else values[-1] <= self.value
 
 
-def _value(record: Mapping[str, Any], metric: str) -> float:
+def _value(record: Mapping[str, Any], metric: str) -> float | None:
+    """What a record has; None for a metric that was not defined."""
     if metric in ("bytes", "megabytes"):
         sent = float(record["bytes_models"]) + float(record["bytes_cross_gradients"])
         return sent / 1e6 if metric == "megabytes" else sent
     if metric not in record:
         valid = "a metric of this run's records"
         raise BadValue("stop_when", metric, valid, "its records have no such field")
-    return float(record[metric])
+    return None if record[metric] is None else float(record[metric])
 
 
 @dataclass(frozen=True)
@@ -72,25 +75,39 @@ class Stop:
         return next(held, "")
 
 
-def parse_stop(spec: str) -> Stop:
-    """The conditions in a text such as ``accuracy>=0.9, seconds>=600``."""
+def names_of(measures: Sequence[Measure]) -> tuple[dict[str, str], dict[str, bool]]:
+    """The short names of metrics with the fields that they stand for, and all their fields, with
+    whether more is better."""
+    aliases = {measure.name: measure.field(FORMS[0]) for measure in measures}
+    fields = {measure.field(form): measure.higher for measure in measures for form in FORMS}
+    return aliases, fields
+
+
+def parse_stop(spec: str, measures: Sequence[Measure] = ACCURACY) -> Stop:
+    """The conditions in a text such as ``accuracy>=0.9, seconds>=600``, on what is measured.
+
+    A metric's name alone stands for that of the averaged model.
+    """
+    aliases, fields = names_of(measures)
+    known = (*aliases, *fields, *LOWER, *SPENT)
     made = []
     for text in (part.strip() for part in spec.split(",") if part.strip()):
         found = re.fullmatch(r"(\w+)\s*(?:(>=|<=)|:\s*(patience)\s*=)\s*(\S+)", text)
         if found is None:
             raise BadValue("stop_when", text, VALID)
         name, relation, patience, number = found.groups()
-        if name not in METRICS:
-            raise unknown_name("stop_when", name, METRICS)
-        metric = ALIASES.get(name, name)
+        if name not in known:
+            raise unknown_name("stop_when", name, known)
+        metric = aliases.get(name, name)
         try:
             value = float(number)
         except ValueError:
             raise BadValue("stop_when", text, VALID) from None
         if patience and (metric in SPENT or value < 1 or value != int(value)):
-            valid = "patience on a loss, an accuracy or consensus_distance, of 1 record or more"
+            valid = "patience on a loss, a metric or consensus_distance, of 1 record or more"
             raise BadValue("stop_when", text, valid)
-        made.append(Condition(text, metric, value, patience or relation))
+        higher = fields.get(metric, False)
+        made.append(Condition(text, metric, value, patience or relation, higher))
     return Stop(tuple(made))
 
 

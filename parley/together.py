@@ -7,23 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from parley import data as datasets
 from parley.api import Result, result_of
 from parley.cluster.host import Host
 from parley.cluster.worker import Load, Watcher
-from parley.compute.task import Loss, cross_entropy
+from parley.code import allow
+from parley.compute.task import Loss
 from parley.data import Samples
+from parley.data.targets import CLASSES, NAMED, classes_in
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
-from parley.models.user import allow
 from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training import given
 from parley.training import problem as problems
 from parley.training.events import Event
 from parley.training.problem import Problem
+from parley.training.scoring import Function
 from parley.watch import trackers
 from parley.watch.log import LOG, show
 from parley.watch.progress import TrainingProgress
@@ -37,7 +39,9 @@ def join(
     data: Mapping[int, Any] | None = None,
     test: Any = None,
     classes: int | Sequence[str] | None = None,
-    loss: Loss = cross_entropy,
+    loss: str | Loss | None = None,
+    metrics: str | Sequence[str | Function] = (),
+    allow_code: str | Sequence[str] = (),
     keys: str | Path = ".",
     host: str | Path | None = None,
     out: str | Path | None = None,
@@ -51,16 +55,20 @@ def join(
     result.
 
     `file` is ``peers.toml``, the same at every peer, and `me` this peer's name in it. `model`,
-    `data` and `loss` take the place of what the experiment names and must be given at every peer
-    alike: `data` has a dataset for each agent of this peer, `test` is this peer's part of the test
-    set (left out: its training data), and `classes` their number or names. `keys` is the folder
-    with this peer's key, `host` its ``host.toml``. All else is as for `parley.train`.
+    `data`, `loss` and `metrics` take the place of what the experiment names and must be given at
+    every peer alike: `data` has a dataset for each agent of this peer, `test` is this peer's part
+    of the test set, or one for each of its agents (left out: its training data), and `classes`
+    their number or names, where the task has classes. `keys` is the folder
+    with this peer's key, `host` its ``host.toml``. Code that the experiment names as
+    ``module:function`` is imported if `allow_code` or ``host.toml`` lists its module. All else is
+    as for `parley.train`.
     """
     group = Peers.read(Path(file))
     number = group.number(me)
     own = {"model": model is not None, "data": data is not None}
-    own["loss"] = loss is not cross_entropy
     options = read_file(Path(group.experiment))
+    scored, of_task = given.scored(loss, metrics, options)
+    own |= dict.fromkeys(of_task, True)
     if data is not None:
         options |= {"data": "own", "partition": "own"}
     if model is not None:
@@ -69,20 +77,24 @@ def join(
     experiment = Experiment.of(**{**options, "from_python": from_python})
     build = None if model is None else given.builder_of(model)
     part = peers.part_of(Host.of(Path(host) if host else None), group, me)
-    allow(part.allow_code)
+    allow([*part.allow_code, *([allow_code] if isinstance(allow_code, str) else allow_code)])
     load: Load
     if data is None:
         if test is not None or classes is not None:
             raise BadValue("data", None, "a dataset for each agent", "test or classes was given")
-        load = partial(_named, build, loss, part.data)
+        load = partial(_named, build, scored, part.data)
     else:
         mine = sorted(group.peer[number].agents)
         if sorted(data) != mine:
             valid = f"a dataset for each of {', '.join(map(str, mine))}"
             raise BadValue("data", sorted(data), valid, f"{me} has these agents")
-        samples = datasets.from_user([data[agent] for agent in mine], mine)
-        tested = datasets.joined(samples) if test is None else given.held_out(test, samples[0])
-        load = partial(_own, build, loss, samples, tested, _names(classes))
+        task = experiment.task
+        samples = datasets.from_user([data[agent] for agent in mine], mine, task)
+        tests = samples
+        if test is not None:
+            each = [test.get(agent) for agent in mine] if isinstance(test, Mapping) else test
+            tests = given.test_sets(each, samples, task)
+        load = partial(_own, build, scored, samples, tests, classes)
     logged = trackers.parse(log)
     where = Path(out) if out else None
     if logged and where is None:
@@ -113,39 +125,48 @@ def join(
     return result_of(experiment, outcome)
 
 
-def _names(classes: int | Sequence[str] | None) -> tuple[str, ...]:
+def _names(
+    classes: int | Sequence[str] | None, task: str, targets: Sequence[Tensor], ignored: int
+) -> tuple[str, ...]:
+    found = classes_in(task, targets, ignored)
+    if task not in NAMED:
+        return found
     valid = "their number or their names, the same at every peer"
     if classes is None:
         raise BadValue("classes", None, valid, "data of your own need them")
     names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
-    if len(names) < 2 or len({*names}) < len(names):
+    if len(names) < 1 + (task in CLASSES) or len({*names}) < len(names):
         raise BadValue("classes", classes, valid, "at least two, all different")
+    if len(found) > len(names):
+        raise BadValue("classes", len(names), f"at least {len(found)}", "the data have so many")
     return names
 
 
 def _named(
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
+    scored: given.Scored,
     places: Mapping[int, str],
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
-    return problems.problem(experiment, agents, None, build, loss, places)
+    loss, functions = scored
+    return problems.problem(experiment, agents, None, build, loss, places, functions)
 
 
 def _own(
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
+    scored: given.Scored,
     samples: list[Samples],
-    test: Samples,
-    names: tuple[str, ...],
+    tests: list[Samples],
+    classes: int | Sequence[str] | None,
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     """This peer's part of a problem whose data only the peers have."""
-    highest = int(max(s.targets.max() for s in [*samples, test]))
-    if highest >= len(names):
-        raise BadValue("classes", len(names), f"at least {highest + 1}", "the data have so many")
+    targets = [part.targets for part in [*samples, *tests]]
+    names = _names(classes, experiment.task, targets, experiment.ignore_index)
     graph = problems.topology_of(experiment)
     experiment.algorithm.check(graph)
-    return problems.of_the_hosts(experiment, graph, build, loss, samples, test, names)
+    made = problems.of_the_hosts(experiment, graph, build, samples, tests, names)
+    loss, functions = scored
+    return problems.with_task(made, experiment, None, loss, functions)

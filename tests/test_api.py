@@ -217,7 +217,7 @@ WEIGHTS = torch.tensor([0.5, 1.5])  # they add up to the number of classes
         (lambda o, t: o[:, 7], "index 7 is out of bounds"),
         (lambda o, t: (0 * o[:, 0]).log(), "it is -inf for the model's start"),
         (nn.MSELoss(), "for outputs of shape [3, 2]"),
-        ("mse", "'mse' is not valid; valid: a function of (outputs, targets)"),
+        (3, "3 is not valid; valid: a function of (outputs, targets)"),
     ],
 )
 def test_a_loss_that_cannot_be_understood_is_refused(data, loss, words):

@@ -9,7 +9,7 @@ import torch
 
 import parley
 from parley.errors import BadValue, ParleyError
-from parley.stopping import ALIASES, METRICS, SPENT, parse_stop
+from parley.stopping import ACCURACY, LOWER, SPENT, names_of, parse_stop
 from parley.store import checkpoint, journal
 from parley.training.record import Record
 
@@ -26,8 +26,10 @@ def lasting(records: list[Any]) -> list[dict[str, Any]]:
 
 class TestConditions:
     def test_metrics_are_fields_of_records(self) -> None:
-        fields = set(Record.__annotations__) | set(ALIASES) | {"bytes", "megabytes"}
-        assert set(METRICS) <= fields and set(SPENT) <= set(METRICS)
+        aliases, metrics = names_of(ACCURACY)
+        recorded = set(Record.__annotations__) | {"bytes", "megabytes"}
+        assert {*aliases.values(), *metrics, *LOWER, *SPENT} <= recorded
+        assert aliases == {"accuracy": "accuracy_mean_model"} and all(metrics.values())
 
     def test_patience_counts_from_the_best(self) -> None:
         stop = parse_stop("accuracy:patience=2")

@@ -60,6 +60,8 @@ class Algorithm(BaseModel, ABC):
     """The property that the mixing weights must have."""
     static: ClassVar[bool] = False
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
+    needs_accuracy: ClassVar[bool] = False
+    """Whether it compares accuracies, which not every task has."""
     no_local_steps: ClassVar[str] = ""
     """Why it cannot take several steps from one averaging to the next, if it has no such option."""
 

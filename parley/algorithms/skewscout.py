@@ -43,6 +43,7 @@ class SkewScout(MomentumSGD):
 
     name = "skewscout"
     title = "SkewScout"
+    needs_accuracy = True
     no_local_steps = "it chooses by itself how many steps to take from one averaging to the next"
 
     gamma: Rate = 1.0

@@ -10,13 +10,13 @@ from pydantic.fields import FieldInfo
 
 from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
 from parley.cli.own import own_algorithm
+from parley.code import allow_named
 from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file, with_own
-from parley.models.user import allow, is_code, module_of
 
 WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
 MEASURED, CARRIED_OUT = "What is measured", "How it is run"
-PANELS = dict.fromkeys(("evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
+PANELS = dict.fromkeys(("metrics", "evaluate_every", "gossip_rounds", "bias_norms"), MEASURED)
 PANELS |= dict.fromkeys(HOW, CARRIED_OUT)
 
 
@@ -132,8 +132,7 @@ def takes_experiment(
 def given_options(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that were given, as options of an experiment."""
     given = {name: value for name, value in flags.items() if value is not None}
-    if is_code(given.get("model", "")):
-        allow([module_of(given["model"])])  # whoever typed the command has named it
+    allow_named(given)
     for name, (flag, _) in TABLES.items():
         if name in given:
             given[name] = dict(_setting(pair, flag) for pair in given[name])

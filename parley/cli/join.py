@@ -12,8 +12,8 @@ from parley.cli.options import Json, Log, Out, Resume, option, output_folder
 from parley.cli.screen import heading, screen, stoppable
 from parley.cli.train import HostFile, summary_table
 from parley.cluster.host import Host
+from parley.code import allow
 from parley.experiment import Experiment
-from parley.models.user import allow
 from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training.problem import problem

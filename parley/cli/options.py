@@ -73,8 +73,8 @@ OfAgent = Annotated[
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module that a model named module:function in a file may be imported from; may be "
-        "repeated.",
+        help="A module that code named module:function in a file (a model, loss or metric) may be "
+        "imported from; may be repeated.",
         metavar="MODULE",
         show_default=False,
     ),

@@ -10,7 +10,7 @@ from parley.cli.options import AllowCode, OfAgent, count
 from parley.cli.screen import heading, screen
 from parley.results.table import Table
 from parley.store import outputs
-from parley.store.using import answers
+from parley.store.using import Answer, answers
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -77,10 +77,13 @@ def predict(
         print(json.dumps([answer.described() for answer in found]))
         return
     heading(f"{trained.card.architecture.model} of {run}")
-    columns = max(len(answer.probabilities) for answer in found)
-    rows = [
-        [answer.input, *(f"{label} {p:.1%}" for label, p in answer.probabilities.items())]
-        for answer in found
-    ]
-    titles = ["input", "likeliest", *[""] * (columns - 1)]
+    rows = [[answer.input, *_shown(answer)] for answer in found]
+    first = "numbers" if found[0].numbers else "likeliest"
+    titles = ["input", first, *[""] * (max(map(len, rows)) - 2)]
     screen.print(Table(titles, rows, frozenset({0})).terminal())
+
+
+def _shown(answer: Answer) -> list[str]:
+    if answer.numbers:
+        return [f"{value:.6g}" for value in answer.numbers.values()]
+    return [f"{label} {p:.1%}" for label, p in answer.probabilities.items()]

@@ -15,8 +15,9 @@ from parley.cluster import launch
 from parley.cluster.host import Host
 from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
+from parley.code import allow
 from parley.experiment import Experiment
-from parley.models.user import allow
+from parley.measures import of_options
 from parley.results.table import Table
 from parley.training.problem import problem
 from parley.watch import trackers
@@ -131,11 +132,20 @@ def _early_end(done: dict[str, Any]) -> dict[str, str]:
 
 def summary_table(done: dict[str, Any]) -> Table:
     """The results of a run."""
-    lines = {
-        "accuracy, averaged model": f"{done['accuracy_mean_model']:.2%}",
-        "accuracy, own models": f"{done['accuracy_own']:.2%} "
-        f"({done['accuracy_own_min']:.2%} to {done['accuracy_own_max']:.2%})",
-        "accuracy, own models after gossip": f"{done['accuracy_after_gossip']:.2%}",
+    lines: dict[str, Any] = {}
+    for measure in of_options(done):
+        share = measure.share
+        means, own, after, low, high = (
+            _said(done.get(measure.field(form)), share)
+            for form in ("mean_model", "own", "after_gossip", "own_min", "own_max")
+        )
+        title = measure.title
+        lines |= {
+            f"{title}, averaged model": means,
+            f"{title}, own models": f"{own} ({low} to {high})",
+            f"{title}, own models after gossip": after,
+        }
+    lines |= {
         **_absent(done),
         **_part_of_test_samples(done),
         **_early_end(done),
@@ -149,3 +159,9 @@ def summary_table(done: dict[str, Any]) -> Table:
         "written to": done["out"],
     }
     return pairs({name: str(value) for name, value in lines.items()})
+
+
+def _said(value: float | None, share: bool) -> str:
+    if value is None:
+        return "not defined"
+    return f"{value:.2%}" if share else f"{value:.4g}"

@@ -4,7 +4,7 @@ All hosts share one experiment. What differs from host to host is in a small TOM
 or in flags, and no other host learns it except for the agents' numbers:
 
     agents = [0, 1]
-    allow_code = ["mymodels"]    # modules that the experiment's model may be imported from
+    allow_code = ["mymodels"]    # modules that the experiment may name code from
 
     [data]
     0 = "/srv/ward-a"        # a folder
@@ -36,7 +36,7 @@ class Host(BaseModel):
     data: dict[int, str] = {}
     """For each agent here a folder, a hub ID owner/name, or module:function."""
     allow_code: tuple[str, ...] = ()
-    """Modules that the model of the shared experiment may be imported from."""
+    """Modules that the model, loss and metrics of the shared experiment may be imported from."""
 
     @field_validator("agents")
     @classmethod

@@ -25,6 +25,7 @@ from parley.cluster import handshake
 from parley.cluster.heal import Position, Recovery, without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
 from parley.cluster.noticeboard import Board, Member, StoreLost, listed
+from parley.data.targets import held, held_names
 from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
@@ -375,7 +376,7 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
     return {
         "topology": graph.name,
         "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
-        "classes": list(problem.class_names),
+        "classes": held_names(problem.goal.task, problem.class_names),
         "held": [list(count) for count in counts],
         "note": problem.note,
     }
@@ -383,9 +384,10 @@ def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any
 
 def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board) -> list[list[int]]:
     """Samples of each class at each agent; zeros for other hosts' own data, which stay private."""
-    classes = len(problem.class_names)
-    own = {a: torch.bincount(s.targets, minlength=classes).tolist()
+    task, names = problem.goal.task, len(problem.class_names)
+    own = {a: held(task, s.targets, names)
            for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
+    classes = len(held_names(task, problem.class_names))
     told = [{str(a): count for a, count in own.items()}]
     if not problem.data_are_own:
         told = board.share("holdings", told[0], dict[str, list[Count]])
@@ -394,24 +396,29 @@ def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board)
 
 
 def _confusion(run: Run, names: Sequence[str], last: Record, models_NE: Tensor) -> dict[str, Any]:
-    """Confusion matrices of the best and the worst agent; all workers take part."""
+    """Confusion matrices of the best and the worst agent; all workers take part. Nothing where a
+    sample does not have one class."""
+    if not run.task.goal.has_classes:
+        return {}
+    measure = run.experiment.measures[0]
     placement = run.transport.placement
     present = [placement.number(row) for row in range(len(models_NE))]
-    accuracies = [last["accuracy_agents"][agent] or 0.0 for agent in present]
-    best = max(range(len(present)), key=accuracies.__getitem__)
-    worst = min(range(len(present)), key=accuracies.__getitem__)
-    device = run.state.x_AD.device
+    each: list[float | None] = last.get(measure.field("agents"), [])  # type: ignore[assignment]
+    sign = 1 if measure.higher else -1
+    figures = [sign * (each[agent] or 0.0) for agent in present]
+    best = max(range(len(present)), key=figures.__getitem__)
+    worst = min(range(len(present)), key=figures.__getitem__)
     return {
         "classes": list(names),
-        **{
-            name: {
-                "agent": present[row],
-                "accuracy": accuracies[row],
-                "matrix": run.test.confusion(models_NE[row].to(device), len(names)).tolist(),
-            }
-            for name, row in (("best", best), ("worst", worst))
-        },
+        "best": _matrix(run, present[best], models_NE[best], len(names)),
+        "worst": _matrix(run, present[worst], models_NE[worst], len(names)),
     }
+
+
+def _matrix(run: Run, agent: int, x_E: Tensor, classes: int) -> dict[str, Any]:
+    cells = run.test.confusion(x_E.to(run.state.x_AD.device), classes)
+    right = float(cells.diag().sum()) / max(1, int(cells.sum()))
+    return {"agent": agent, "accuracy": round(right, 6), "matrix": cells.tolist()}
 
 
 @contextmanager

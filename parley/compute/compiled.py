@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share, dropout_seed
 from parley.compute.layers import Unsupported
+from parley.compute.losses import Deviation, EachLabel, YesOrNo
 from parley.compute.planner import (
     BINARY_CROSS_ENTROPY,
     CROSS_ENTROPY,
@@ -86,6 +87,12 @@ def _loss(task: Task) -> Loss:
             return Loss(BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
         if type(loss) is nn.MSELoss:
             return Loss(SQUARED_ERROR)
+    if isinstance(loss, EachLabel):
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
+    if isinstance(loss, YesOrNo) and task.scores == 1 and not loss.settings.weights:
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
+    if loss == Deviation("mse"):
+        return Loss(SQUARED_ERROR)
     raise Unsupported("the loss is not cross-entropy, binary cross-entropy or the squared error")
 
 

@@ -22,13 +22,6 @@ from parley.data import Batch
 from parley.errors import BadValue
 
 
-class Score(NamedTuple):
-    """How a model does on a set of samples."""
-
-    loss: float
-    accuracy: float
-
-
 class Pairs(NamedTuple):
     """Models and the batches they meet, all of agents hosted here."""
 
@@ -117,15 +110,6 @@ class Engine(ABC):
     def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers to held-out inputs."""
         return self.task.predict(on_a_cache_line(x_D), on_a_cache_line(inputs))
-
-    def evaluate(self, x_D: Tensor, inputs: Tensor, targets: Tensor, chunk: int = 512) -> Score:
-        """Mean loss and accuracy over held-out samples, `chunk` at a time."""
-        loss, right = 0.0, 0
-        for part, answers in zip(inputs.split(chunk), targets.split(chunk), strict=True):
-            outputs = self.predict(x_D, part)
-            loss += float(self.task.per_sample(outputs, answers).sum())
-            right += int((outputs.argmax(1) == answers).sum())
-        return Score(loss / len(targets), right / len(targets))
 
 
 def _sums(share: Share, some: slice, crew: Crew) -> Sums:

@@ -4,6 +4,8 @@ Axes: D flat parameters, S flat statistics, E both, n samples, C scores that the
 """
 
 import copy
+import itertools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from parley.compute.buffers import Layout, check_norms, forgetful, without_statistics
+from parley.compute.goals import Goal
 from parley.errors import BadValue
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -87,6 +90,7 @@ class Task:
         loss: Loss = cross_entropy,
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
+        goal: Goal | None = None,
     ) -> None:
         check_norms(model)
         self.whole = model.to(device=device, dtype=dtype).train()
@@ -96,10 +100,15 @@ class Task:
         self.model = without_statistics(model) if self.layout.size else self.whole
         """What gradients are computed with: normalises by the statistics of the batch."""
         self._forgetful = forgetful(model) if self.layout.size else self.whole
+        self.goal = goal or Goal()
+        if isinstance(loss, nn.Module):  # class weights are tensors of its own
+            loss = copy.deepcopy(loss).to(device=device, dtype=dtype)
         self.loss = cross_entropy if is_cross_entropy(loss) else loss
         """One value for each sample, once `fit` has seen to it."""
         self.scores = 0
-        """Outputs of the model for each sample; known after `fit`."""
+        """Outputs of the model for each sample, or classes it has for each pixel; known after
+        `fit`, as is their shape."""
+        self.answer_shape: tuple[int, ...] = ()
         self.dtype = dtype
         # Frozen parameters stay in the module: they are the same everywhere and never travel.
         learned = {k: p for k, p in model.named_parameters() if p.requires_grad}
@@ -122,6 +131,11 @@ class Task:
         self.weights_D = torch.cat(of_weights).to(device=device, dtype=dtype)
         """1 for entries of weights, 0 for those of biases and norms, which have one dimension."""
         self._start = torch.cat([p.detach().flatten() for p in learned.values()])
+
+    @property
+    def answer_size(self) -> int:
+        """How many numbers the model gives for a sample."""
+        return math.prod(self.answer_shape)
 
     def start(self) -> Tensor:
         """The parameters the model was given with, ``[D]``."""
@@ -160,7 +174,7 @@ class Task:
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, for outputs that are at hand."""
-        losses = self.loss(outputs, targets)
+        losses = self.loss(*self.goal.pair(outputs, targets))
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     def fit(self, name: str, inputs: Tensor, targets: Tensor, classes: int) -> None:
@@ -170,36 +184,35 @@ class Task:
         A loss that gives the mean over samples is taken apart into the losses of single samples,
         which are weighted as every other loss is.
         """
-        outputs = self._tried_outputs(name, inputs, classes)
-        self.scores = outputs.shape[1]
+        outputs = self._tried_outputs(name, inputs, targets, classes)
+        self.scores = outputs.shape[1] if outputs.ndim > 1 else 1
+        self.answer_shape = tuple(outputs.shape[1:])
         self._check_buffers(name, inputs)
-        self._fit_loss(inputs)
+        settled = getattr(self.loss, "settled", None)
+        self.loss = self.loss if settled is None else settled(outputs)
+        self._fit_loss(inputs, targets)
         losses = self._tried_loss(outputs, targets)
         if not bool(torch.isfinite(losses).all()):
             because = f"it is {float(losses[~torch.isfinite(losses)][0])} for the model's start"
             raise BadValue("loss", _name(self.loss), "a loss that is finite there", because)
 
-    def _tried_outputs(self, name: str, inputs: Tensor, classes: int) -> Tensor:
+    def _tried_outputs(self, name: str, inputs: Tensor, targets: Tensor, classes: int) -> Tensor:
         shape = list(inputs.shape[1:])
-        needed = max(2, classes)
-        valid = f"a model that takes inputs of shape {shape} and gives {needed} scores for each"
+        takes = f"a model that takes inputs of shape {shape}"
         try:
             outputs = self.predict(self.start(), inputs)
         except Exception as error:  # whatever the model may raise
-            raise BadValue("model", name, valid, _first_line(error)) from error
+            wanted, _ = self.goal.refusal(torch.empty(0), targets, classes)
+            raise BadValue(
+                "model", name, f"{takes} and gives {wanted}", _first_line(error)
+            ) from error
         if not isinstance(outputs, Tensor):
-            raise BadValue("model", name, valid, f"it gives a {type(outputs).__name__}, no tensor")
-        found = list(outputs.shape)
-        if found in ([len(inputs)], [len(inputs), 1]):
-            because = "it gives one score, where the answer is the class with the largest"
-            valid += "; yes or no are two classes" * (classes <= 2)
-            raise BadValue("model", name, valid, because)
-        if len(found) != 2 or found[0] != len(inputs):
-            because = f"for {len(inputs)} inputs it gives a tensor of shape {found}"
-            raise BadValue("model", name, valid, because)
-        if found[1] < classes:
-            because = f"it gives {found[1]} scores, but the data have {classes} classes"
-            raise BadValue("model", name, valid, because)
+            found = f"it gives a {type(outputs).__name__}, no tensor"
+            wanted, _ = self.goal.refusal(torch.empty(0), targets, classes)
+            raise BadValue("model", name, f"{takes} and gives {wanted}", found)
+        wanted, because = self.goal.refusal(outputs, targets, classes)
+        if because:
+            raise BadValue("model", name, f"{takes} and gives {wanted}", because)
         if not bool(torch.isfinite(outputs).all()):
             valid = "a model whose first outputs are finite"
             raise BadValue("model", name, valid, "it gives NaN or infinity before any training")
@@ -217,16 +230,19 @@ class Task:
                 valid = "a model that keeps only the running statistics of BatchNorm layers"
                 raise BadValue("model", name, valid, f"training changes its buffer {buffer!r}")
 
-    def _fit_loss(self, inputs: Tensor) -> None:
+    def _fit_loss(self, inputs: Tensor, targets: Tensor) -> None:
         """Finds out whether the loss gives a value for each sample or their mean."""
         noise = torch.randn(self.size, generator=torch.Generator().manual_seed(0))
         # Outputs of the kind that the model gives, but not all the same, as zero weights would
-        # make them; one for each class and one more, so that no other axis is as long.
+        # make them; a number of them that no other axis has, and one for each class and one more.
         x_D = self.start()
-        some_nC = self.predict(x_D + (0.1 * x_D + 0.01) * noise.to(x_D), inputs)
-        n = self.scores + 1
-        outputs = some_nC[torch.arange(n) % len(some_nC)]
-        targets = torch.arange(n, device=outputs.device) % self.scores
+        some = self.predict(x_D + (0.1 * x_D + 0.01) * noise.to(x_D), inputs)
+        others = {*some.shape[1:], *targets.shape[1:]}
+        classes = max(2, self.scores) if self.goal.has_classes else 0
+        n = next(n for n in itertools.count(max(3, classes + 1)) if n not in others)
+        chosen = torch.arange(n, device=some.device)
+        targets = chosen % classes if classes else targets[chosen % len(targets)]
+        outputs = some[chosen % len(some)]
         losses = self._tried_loss(outputs, targets)
         name = _name(self.loss)
         valid = (
@@ -239,7 +255,9 @@ class Task:
             return
         given, self.loss = self.loss, each_sample(self.loss)
         each = self._tried_loss(outputs, targets)
-        alone = torch.stack([given(outputs[i, None], targets[i, None]) for i in range(n)])
+        each = each.flatten(1).mean(1) if each.ndim > 1 else each
+        one = [self.goal.pair(outputs[i, None], targets[i, None]) for i in range(n)]
+        alone = torch.stack([given(*pair) for pair in one])
         close = torch.isclose(
             torch.stack([*each, each.mean()]), torch.stack([*alone, losses]), ALIKE
         )
@@ -260,10 +278,12 @@ class Task:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what is wrong is said below, in one line
-                losses = self.loss(outputs.detach().requires_grad_(), targets)
+                losses = self.loss(*self.goal.pair(outputs.detach().requires_grad_(), targets))
         except Exception as error:  # whatever the loss may raise
-            because = f"for outputs of shape {list(outputs.shape)} and as many whole numbers as "
-            because += f"targets: {_first_line(error)}"
+            because = f"for outputs of shape {list(outputs.shape)} and "
+            whole = f"targets of shape {list(targets.shape)}"
+            because += "as many whole numbers as targets" if self.goal.has_classes else whole
+            because += f": {_first_line(error)}"
             raise BadValue("loss", _name(self.loss), valid, because) from error
         if not isinstance(losses, Tensor):
             because = f"it gives a {type(losses).__name__}"

@@ -25,6 +25,7 @@ from typing import Any
 from parley.dash.graph import graph
 from parley.dash.series import READ_ONLY, Series
 from parley.errors import ParleyError
+from parley.measures import of_options
 from parley.reading import parse_json, parse_toml
 from parley.results.read import is_run, label, walk
 from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
@@ -117,6 +118,7 @@ class Runs:
             log.warning("%s cannot be shown: %s", path, type(error).__name__)
             name = path.resolve().name
             row = dict.fromkeys(SHOWN) | {"id": _id(self.root, path), "name": name, "group": ""}
+            row |= {"measures": measured({})}
             row |= {"label": name, "began": 0.0, "complete": False, "status": None, "last": {}}
             row |= {"state": "stopped", "done": 0.0, "left": None, "why": "", "at": 0.0}
             return row | {"note": "its files are damaged"}
@@ -250,11 +252,22 @@ def _about(path: Path, run: str) -> Row:
         "group": where.parts[0] if len(where.parts) > 1 else "",
         "label": label(options or {}, _json(path / ENVIRONMENT), summary) or path.name,
         **{name: (options or {}).get(name) for name in SHOWN},
+        "measures": measured(options or {}),
         "began": sign[1] if sign else 0.0,
         "note": note,
         "complete": summary is not None,
         "status": _json(path / STATUS),
     }
+
+
+def measured(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of a run, the first of which decides, and how to show them.
+
+    >>> measured({"task": "regression", "metrics": "rmse"})
+    [{'name': 'rmse', 'title': 'RMSE', 'share': False, 'higher': False}]
+    """
+    names = ("name", "title", "share", "higher")
+    return [{name: getattr(measure, name) for name in names} for measure in of_options(options)]
 
 
 def _last(path: Path) -> dict[str, Any]:

@@ -160,14 +160,15 @@ class Series:
         row = {name: found for name, v in record.items() if (found := number(v)) is not None}
         self._rows.add({name: float(f"{found:.6g}") for name, found in row.items()})
         if frame := _frame(record):
-            size = sum(len(frame[name]) for name in EACH_AGENT if name in frame)
+            size = sum(len(values) for values in frame.values() if isinstance(values, list))
             self._frames.most = min(FRAMES, max(16, NUMBERS // size))
             self._frames.add(frame)
 
 
 def _frame(record: Record) -> dict[str, Any] | None:
     """The numbers of each agent; None for an absent one."""
-    found = {name: record.get(name) for name in EACH_AGENT if _is_row(record.get(name))}
+    named = [(name, values) for name, values in record.items() if name.endswith(EACH_AGENT)]
+    found = {name: values for name, values in named if _is_row(values)}
     return {"epoch": record["epoch"], **found} if found else None
 
 

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """One step's samples for all agents hosted by a worker."""
 
     inputs: Tensor  # [A, B, ...], normalised
-    targets: Tensor  # [A, B]
+    targets: Tensor  # [A, B, ...]
     weights: Tensor  # [A, B]: 1/size for an agent's own samples, 0 for padding
     sizes: tuple[int, ...]  # [A]: how many samples are not padding
     agents: tuple[int, ...]  # [A]: their numbers on the graph
@@ -106,7 +106,9 @@ class Batches:
         weights = torch.from_numpy((np.arange(widest) < size_A[:, None]) / size_A[:, None])
         return Batch(
             inputs=inputs.reshape(agents, widest, *inputs.shape[1:]),
-            targets=self.targets.index_select(0, index).reshape(agents, widest),
+            targets=self.targets.index_select(0, index).reshape(
+                agents, widest, *self.targets.shape[1:]
+            ),
             weights=weights.to(self.inputs.device, self.dtype),
             sizes=sizes,
             agents=self.agents,

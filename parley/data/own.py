@@ -15,10 +15,12 @@ import torch
 
 from parley.data.decode import Options
 from parley.data.preparation import AS_IS, Preparation
-from parley.data.samples import Samples, joined
+from parley.data.samples import Samples
 from parley.data.sources import load_own
+from parley.data.targets import CLASSES, IGNORED, classes_in
 from parley.data.user import from_user
 from parley.errors import BadValue, ParleyError
+from parley.measures import CLASSIFICATION
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +32,8 @@ class Own(NamedTuple):
 
     samples: list[Samples]
     """Their training data."""
-    test: Samples
-    """Their test data, combined; there may be none."""
+    tests: list[Samples]
+    """Their test data; an agent may have none."""
     class_names: tuple[str, ...]
     preparation: Preparation = AS_IS
     """How the inputs were made of files, the same for all of them."""
@@ -53,6 +55,8 @@ def load(
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
     may_call: bool = True,
+    task: str = CLASSIFICATION,
+    ignored: int = IGNORED,
 ) -> Own:
     """Opens the data of these agents only (by default, of all with a known location).
 
@@ -72,30 +76,34 @@ def load(
         if not may_call and _is_function(place):
             because = f"agent {agent}'s is a function, and code comes only from the host itself"
             raise BadValue("partition", place, "a folder or a hub id; or --data-here", because)
-        loaded.append(_open(agent, place, like, root, options, tokenizer))
+        loaded.append(_open(agent, place, like, root, options, tokenizer, task, ignored))
     given = Options.of(options or {}).labels
     names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
     fixed = bool(names)
     names = names or loaded[0].class_names
     for agent, one in zip(agents, loaded, strict=True):
         strange = [c for c in one.class_names if c not in names]
-        if strange or (not fixed and one.class_names != names):
+        if strange or (one.class_names != names and (not fixed or task not in CLASSES)):
             found = ", ".join(strange or one.class_names)
             valid = f"the classes {', '.join(names)}, or data_options.labels with all of them"
             because = f"agent {agent} has classes {found}"
             raise BadValue("data", str(places[agent]), valid, because)
     matched = []
     for one in loaded:
-        number = torch.tensor([names.index(c) for c in one.class_names])
-        matched.append([_renumbered(part, number) for part in (one.train, one.test)])
-    samples = from_user([train for train, _ in matched], agents)
+        if task in CLASSES:
+            number = torch.tensor([names.index(c) for c in one.class_names])
+            matched.append([_renumbered(part, number) for part in (one.train, one.test)])
+        else:
+            matched.append([one.train, one.test])
+    samples = from_user([train for train, _ in matched], agents, task)
     # If classes are given there is a common test set too, perhaps of a different size.
-    tests = [t for _, t in matched if t is not None and len(t) and class_names is None]
-    if tests:
-        # The same kind of inputs as the models are trained on.
-        tests = from_user([samples[0], *tests])[1:]
     empty = Samples(samples[0].inputs[:0], samples[0].targets[:0])
-    return Own(samples, joined([empty, *tests]), names, loaded[0].preparation)
+    tests = [empty] * len(agents)
+    for row, (_, test) in enumerate(matched):
+        if test is not None and len(test) and class_names is None:
+            # The same kind of inputs as the models are trained on.
+            tests[row] = from_user([samples[0], test], task=task)[1]
+    return Own(samples, tests, names, loaded[0].preparation)
 
 
 def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
@@ -109,9 +117,11 @@ def _open(
     root: str | Path | None,
     options: Mapping[str, Any] | None,
     tokenizer: str | None,
+    task: str,
+    ignored: int,
 ) -> _One:
     if _is_function(place):
-        return _call(agent, place)
+        return _call(agent, place, task, ignored)
     folder = _is_folder(place)
     try:
         found = load_own(place, like, root, options, tokenizer)
@@ -131,7 +141,7 @@ def _is_function(place: str) -> bool:
     return re.fullmatch(r"[\w.]+:\w+", place) is not None and not _is_folder(place)
 
 
-def _call(agent: int, place: str) -> _One:
+def _call(agent: int, place: str, task: str, ignored: int) -> _One:
     """Calls a user's function with the agent's number. It returns a dataset of any kind that
     `parley.train` accepts, or a dict with ``train``, ``test`` and ``labels``."""
     module, _, name = place.partition(":")
@@ -158,10 +168,13 @@ def _call(agent: int, place: str) -> _One:
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
         found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"
         raise wrong(found, "a dataset, or a dict of train, test and labels")
-    [train] = from_user([parts["train"]], [agent])
-    test = from_user([parts["test"]], [agent])[0] if parts.get("test") is not None else None
-    most = max(int(part.targets.max()) for part in (train, test) if part is not None)
-    names = tuple(map(str, parts.get("labels") or range(most + 1)))
-    if most >= len(names):
-        raise wrong(f"it has class {most} but only {len(names)} labels", "a label for every class")
+    [train] = from_user([parts["train"]], [agent], task)
+    given = parts.get("test")
+    test = None if given is None else from_user([given], [agent], task)[0]
+    held = [part.targets for part in (train, test) if part is not None]
+    counted = classes_in(task, held, ignored)
+    names = tuple(map(str, parts.get("labels") or counted))
+    if len(counted) > len(names):
+        because = f"it has class {len(counted) - 1} but only {len(names)} labels"
+        raise wrong(because, "a label for every class")
     return _One(train, test, names)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parley.data.preparation import AS_IS, Preparation
+from parley.data.targets import strata
 from parley.data.transforms import Transform
 from parley.errors import BadValue
 
@@ -20,10 +21,10 @@ PERMUTATIONS, AUGMENTATIONS, _SHARE = 1, 2, 5
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs with their classes."""
+    """Inputs with their answers."""
 
     inputs: Tensor  # [n, ...]: uint8 images [n, c, h, w], float32, or int32/int64 token IDs
-    targets: Tensor  # [n] int64
+    targets: Tensor  # [n] int64 classes, or what the task has: see parley.data.targets
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -63,7 +64,7 @@ def share_of(targets: Tensor, fraction: float, seed: int) -> NDArray[np.int64]:
     """
     if fraction == 1:
         return np.arange(len(targets))
-    rng, classes = np.random.default_rng([seed, _SHARE]), targets.numpy()
+    rng, classes = np.random.default_rng([seed, _SHARE]), strata(targets)
     members = [np.flatnonzero(classes == c) for c in np.unique(classes)]
     kept = [rng.permutation(m)[: max(1, round(fraction * len(m)))] for m in members]
     return np.sort(np.concatenate(kept))
@@ -80,7 +81,7 @@ def hold_out(
     """
     if fraction == 0:
         return np.arange(len(targets)), np.arange(0)
-    rng, classes = np.random.default_rng([seed, _SHARE, 1]), targets.numpy()
+    rng, classes = np.random.default_rng([seed, _SHARE, 1]), strata(targets)
     orders = [rng.permutation(np.flatnonzero(classes == c)) for c in np.unique(classes)]
     cuts = [(order, max(1, round(fraction * len(order)))) for order in orders]
     if any(cut == len(order) for order, cut in cuts):
@@ -90,20 +91,32 @@ def hold_out(
     return np.sort(np.concatenate(left)), np.sort(np.concatenate(held))
 
 
-def cut_own(
-    samples: Sequence[Samples], test: Samples, fraction: float, validation: float, seed: int
-) -> tuple[list[Samples], Samples]:
-    """Agents' own data, each cut separately, and the samples they are evaluated on.
+def cut_each(
+    samples: Sequence[Samples],
+    tests: Sequence[Samples],
+    fraction: float,
+    validation: float,
+    seed: int,
+) -> tuple[list[Samples], list[Samples]]:
+    """Agents' own data, each cut separately, and the samples that each is evaluated on.
 
     `fraction` applies to each agent's samples; with `validation`, the samples held out from each
-    agent replace the test samples.
+    agent replace its test samples.
     """
     kept = [s.take(share_of(s.targets, fraction, seed)) for s in samples]
     if not validation:
-        return kept, test
+        return kept, list(tests)
     cuts = [hold_out(s.targets, validation, seed) for s in kept]
-    held = joined([s.take(out) for s, (_, out) in zip(kept, cuts, strict=True)])
+    held = [s.take(out) for s, (_, out) in zip(kept, cuts, strict=True)]
     return [s.take(left) for s, (left, _) in zip(kept, cuts, strict=True)], held
+
+
+def cut_own(
+    samples: Sequence[Samples], test: Samples, fraction: float, validation: float, seed: int
+) -> tuple[list[Samples], Samples]:
+    """The same where all agents are evaluated on common samples."""
+    kept, held = cut_each(samples, [], fraction, validation, seed)
+    return kept, joined(held) if validation else test
 
 
 def joined(parts: Sequence[Samples]) -> Samples:

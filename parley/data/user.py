@@ -9,15 +9,20 @@ from torch import Tensor
 
 from parley.data.decode import columns_of, decoded, values_of
 from parley.data.samples import Samples
+from parley.data.targets import Wrong, described, fitted
 from parley.errors import BadValue
+from parley.measures import CLASSIFICATION
 
 
-def from_user(data: Sequence[Any], agents: Sequence[int] | None = None) -> list[Samples]:
+def from_user(
+    data: Sequence[Any], agents: Sequence[int] | None = None, task: str = CLASSIFICATION
+) -> list[Samples]:
     """A user's own datasets, one per agent, as tensors.
 
     Each is a pair (inputs, targets) of tensors or arrays, a torch dataset of (input, target), or a
     Hugging Face dataset with an Image and a ClassLabel column. uint8 inputs are images of 0..255;
-    other integers are kept as they are (token IDs); anything else becomes float32.
+    other integers are kept as they are (token IDs); anything else becomes float32. Targets have the
+    form that `parley.data.targets` describes for each task.
 
     >>> [samples] = from_user([([[0.5, 1.0], [2.0, 3.0]], [0, 1])])
     >>> samples.inputs.dtype, samples.targets
@@ -26,20 +31,22 @@ def from_user(data: Sequence[Any], agents: Sequence[int] | None = None) -> list[
     if not len(data):
         raise BadValue("data", [], "one dataset per agent")
     agents = range(len(data)) if agents is None else agents
-    samples = [_from_user(dataset, agent) for agent, dataset in zip(agents, data, strict=True)]
+    samples = [
+        _from_user(dataset, agent, task) for agent, dataset in zip(agents, data, strict=True)
+    ]
     first = samples[0].inputs
     for agent, one in zip(agents, samples, strict=True):
         if one.inputs.shape[1:] != first.shape[1:] or one.inputs.dtype != first.dtype:
             raise BadValue(
                 "data",
                 f"agent {agent}",
-                f"inputs like agent {agents[0]}'s: {_describe(first)}",
-                because=f"its inputs are {_describe(one.inputs)}",
+                f"inputs like agent {agents[0]}'s: {described(first)}",
+                because=f"its inputs are {described(one.inputs)}",
             )
     return samples
 
 
-def _from_user(dataset: Any, agent: int) -> Samples:
+def _from_user(dataset: Any, agent: int, task: str) -> Samples:
     def wrong(valid: str, because: str = "") -> BadValue:
         return BadValue("data", f"agent {agent}", valid, because)
 
@@ -71,15 +78,14 @@ def _from_user(dataset: Any, agent: int) -> Samples:
         raise wrong("as many inputs as targets", found)
     if not len(targets):
         raise wrong("at least one sample", "it is empty")
-    if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
-        found = f"its targets are {_describe(targets)}"
-        raise wrong("the class as a whole number for each target", found)
-    if targets.min() < 0:
-        raise wrong("classes numbered from 0", f"it has class {int(targets.min())}")
+    try:
+        targets = fitted(task, targets)
+    except Wrong as error:
+        raise wrong(error.valid, error.found) from None
     if inputs.dtype != torch.uint8:
         whole = not (inputs.is_floating_point() or inputs.dtype == torch.bool)
         inputs = inputs.to(torch.int64 if whole else torch.float32)
-    return Samples(inputs.contiguous(), targets.to(torch.int64))
+    return Samples(inputs.contiguous(), targets.contiguous())
 
 
 def _tensor(values: Any) -> Tensor:
@@ -89,7 +95,3 @@ def _tensor(values: Any) -> Tensor:
     if len(values) and isinstance(values[0], Tensor):
         return torch.stack([value.detach().cpu() for value in values])
     return torch.from_numpy(np.array(values))
-
-
-def _describe(values: Tensor) -> str:
-    return f"{str(values.dtype).removeprefix('torch.')} of shape {list(values.shape[1:])}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from parley.code import is_code
 from parley.errors import BadValue, unknown_name
 from parley.models.cnn5 import cnn5
 from parley.models.evonorm import EvoNorm
@@ -21,7 +22,6 @@ from parley.models.norms import replace_batchnorm
 from parley.models.plain import logistic, mlp
 from parley.models.resnet import resnet18, resnet20
 from parley.models.text import bert_mini, distilbert, hugging_face
-from parley.models.user import is_code
 from parley.models.vgg11 import vgg11
 
 __all__ = [
@@ -61,7 +61,8 @@ TEXT = ("bert-mini", "distilbert", "hf")
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) -> nn.Module:
-    """A new model, with its initial weights drawn from torch's global generator.
+    """A new model, with its initial weights drawn from torch's global generator. `classes` is the
+    number of its outputs, whatever the task.
 
     >>> build("mlp", (1, 8, 8), 10, hiden=32)
     Traceback (most recent call last):
@@ -75,8 +76,6 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, **values: Any) 
             raise BadValue("model", option, listed, because=f"{name} has no such option")
     if any(size < 1 for size in input_shape):
         raise BadValue("data", input_shape, "inputs with no axis of length 0")
-    if classes < 2:
-        raise BadValue("data", classes, "at least 2 classes")
     return builder(tuple(input_shape), classes, *source, **values)
 
 

@@ -26,7 +26,8 @@ class Architecture(BaseModel):
     """What that is. A model that a Python program gave can be built by that program only."""
     options: dict[str, int | float | str | bool] = {}
     input_shape: tuple[int, ...] = Field(max_length=MOST_AXES)
-    classes: int = Field(ge=1)
+    classes: int = Field(ge=0)
+    """Of the outputs for each input, or for each place in it; 0: the task has none."""
     passes: tuple[Literal["input_shape", "classes"], ...] | None = None
     """What a function is called with besides options; by default, whichever it has a name for."""
 

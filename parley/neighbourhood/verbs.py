@@ -362,8 +362,9 @@ class Neighbourhood:
         right_P1 = x_PD.new_zeros(len(rows), 1)
         for p, row in enumerate(rows):
             n = batch.sizes[row]
-            answers = self.engine.predict(x_PD[p], batch.inputs[row, :n]).argmax(1)
-            right_P1[p] = (answers == batch.targets[row, :n]).to(x_PD.dtype).mean()
+            outputs = self.engine.predict(x_PD[p], batch.inputs[row, :n])
+            right, of = self.task.goal.right(outputs, batch.targets[row, :n])
+            right_P1[p] = right / max(of, 1)
         return right_P1
 
     def opposite_I(self) -> Tensor:

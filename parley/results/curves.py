@@ -3,7 +3,7 @@
 A description is a dictionary that becomes JSON; ``web/src/charts.js`` says what it may hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from parley.measures import KNOWN, Measure, of_record
 from parley.results.group import Curve, Take, curve, field_of
 from parley.results.style import checked_path, line_style, plain_axes, plain_numbers, save
 from parley.training.record import Record, sent_megabytes
@@ -24,7 +25,22 @@ POINTS = 600
 """The most points in a drawn curve; longer ones are thinned evenly."""
 MARKS = "osD^vP*X<>"
 SENT: Description = {"name": "MB sent per agent", "unit": "MB"}
-PERCENT: Description = {"name": "test accuracy, %", "unit": "%"}
+
+
+def axis_of(measure: Measure) -> Description:
+    """The axis of a metric.
+
+    >>> axis_of(KNOWN["accuracy"]), axis_of(KNOWN["rmse"])
+    ({'name': 'test accuracy, %', 'unit': '%'}, {'name': 'test RMSE'})
+    """
+    if measure.share:
+        return {"name": f"test {measure.title}, %", "unit": "%"}
+    return {"name": f"test {measure.title}"}
+
+
+def form_of(measure: Measure, form: str) -> Take:
+    """Extracts a metric in one of its forms from a record, as it is displayed."""
+    return field_of(measure.field(form), measure.factor)
 
 
 def line_chart(
@@ -136,19 +152,27 @@ def shared_legend(
         )  # fmt: skip
 
 
+def deciding(methods: Iterable[Seeds]) -> Measure:
+    """The metric that decides which model is better, from the first record there is."""
+    first = next((r for seeds in methods for records in seeds for r in records), None)
+    found = of_record(first) if first else []
+    return found[0] if found else KNOWN["accuracy"]
+
+
 def curves_picture(methods: Mapping[str, Seeds], path: str | Path) -> Path:
-    """Draw curves of methods: accuracies and distance over epochs, and accuracy over bytes sent.
+    """Draw curves of methods: metric and distance over epochs, and the metric over bytes sent.
 
     Lines are means over seeds; bands show one standard deviation either side.
     """
     distance: Description = {"name": "consensus distance", "log": True}
     sent = {**SENT, "log": True}
-    averaged, own = field_of("accuracy_mean_model", 100), field_of("accuracy_own", 100)
+    measure = deciding(methods.values())
+    averaged, own, y = form_of(measure, "mean_model"), form_of(measure, "own"), axis_of(measure)
     made = [
-        line_chart("Averaged model", methods, averaged, PERCENT),
-        line_chart("Agents' own models, mean", methods, own, PERCENT),
+        line_chart("Averaged model", methods, averaged, y),
+        line_chart("Agents' own models, mean", methods, own, y),
         line_chart("Distance between agents", methods, field_of("consensus_distance"), distance),
-        line_chart("Averaged model, by MB sent", methods, averaged, PERCENT, sent_megabytes, sent),
+        line_chart("Averaged model, by MB sent", methods, averaged, y, sent_megabytes, sent),
     ]
     return _sheet([made[:2], made[2:]], path)
 
@@ -162,7 +186,7 @@ def field_picture(
     path: str | Path,
     clock: tuple[str, str] = TRAINING_TIME,
 ) -> Path:
-    """Draw many methods on several partitions: accuracy over bytes sent, and over time.
+    """Draw many methods on several partitions: the metric over bytes sent, and over time.
 
     `partitions` maps each partition to the input of `curves_picture`. One row of panels for each.
     `clock` is the field with the time, and what it is called.
@@ -172,11 +196,10 @@ def field_picture(
     time: Description = {"name": called, "log": True}
     axes = ((sent_megabytes, {**SENT, "log": True}), (field_of(seconds), time))
     rows = []
+    measure = deciding(seeds for methods in partitions.values() for seeds in methods.values())
+    vertical, y = form_of(measure, "mean_model"), axis_of(measure)
     for partition, methods in partitions.items():
-        row = [
-            line_chart(partition, methods, field_of("accuracy_mean_model", 100), PERCENT, take, x)
-            for take, x in axes
-        ]
+        row = [line_chart(partition, methods, vertical, y, take, x) for take, x in axes]
         for chart in filter(None, row):
             for series in chart["series"]:
                 slot = names.index(series["name"])  # the same in every row

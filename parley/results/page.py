@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from parley.experiment import Experiment
-from parley.results.curves import Description
+from parley.measures import Measure
+from parley.results.curves import Description, form_of
 from parley.results.group import Group, Take, field_of
 from parley.results.read import RecordedRun
-from parley.results.sections import Section, sections
+from parley.results.sections import Section, measures_of, sections
 from parley.results.table import Table, mean_and_spread
 from parley.training.record import sent_megabytes, value
 from parley.version import __version__
@@ -142,15 +143,14 @@ def _section(section: Section, charts: list[Description]) -> str:
             f'<figure class="{chart["kind"]}"><figcaption>{escape(chart["title"])}</figcaption>'
             f'<div data-chart="{number}"></div>{numbers}</figure>'
         )
-    return "".join([*parts, "</div></section>"])
+    numbers = section.table.html(section.title) if section.table else ""
+    return "".join([*parts, f"</div>{numbers}</section>"])
 
 
-COLUMNS: tuple[tuple[str, Take, str, str], ...] = (
-    ("averaged model, %", field_of("accuracy_mean_model", 100), ".2f", ".2f"),
-    ("own models, %", field_of("accuracy_own", 100), ".2f", ".2f"),
-    ("worst agent, %", field_of("accuracy_own_min", 100), ".2f", ".2f"),
-    ("best agent, %", field_of("accuracy_own_max", 100), ".2f", ".2f"),
-    ("after gossip, %", field_of("accuracy_after_gossip", 100), ".2f", ".2f"),
+Column = tuple[str, Take, str, str]
+"""A heading, what it shows of the last record, and the forms of mean and standard deviation."""
+
+LAST: tuple[Column, ...] = (
     ("test loss", field_of("loss"), ".3f", ".3f"),
     ("consensus distance", field_of("consensus_distance"), ".3g", ".1g"),
     ("MB sent per agent", sent_megabytes, ".4g", ""),
@@ -158,15 +158,35 @@ COLUMNS: tuple[tuple[str, Take, str, str], ...] = (
 )
 
 
+def columns_of(measured: Sequence[Measure]) -> list[Column]:
+    """The columns of the table of results: all forms of the first metric, the averaged model of
+    every other."""
+    first, *others = measured
+    unit, form = (", %", ".2f") if first.share else ("", ".4g")
+    name = f"{first.title}, " * (first.name != "accuracy" or bool(others))
+    worst, best = ("own_min", "own_max") if first.higher else ("own_max", "own_min")
+    forms = {"averaged model": "mean_model", "own models": "own", "worst agent": worst}
+    forms |= {"best agent": best, "after gossip": "after_gossip"}
+    made: list[Column] = [
+        (f"{name}{title}{unit}", form_of(first, of), form, form) for title, of in forms.items()
+    ]
+    for measure in others:
+        unit, form = (", %", ".2f") if measure.share else ("", ".4g")
+        title = f"{measure.title}, averaged model{unit}"
+        made.append((title, form_of(measure, "mean_model"), form, form))
+    return [*made, *LAST]
+
+
 def _results(groups: Sequence[Group], published: LookUp) -> str:
     """The table of the last records, with a paper's figures if there are any."""
     cells = [published(g.experiment) if g.experiment else None for g in groups]
-    headings = ["", "seeds", *(name for name, *_ in COLUMNS)]
+    columns = columns_of(measures_of(groups))
+    headings = ["", "seeds", *(name for name, *_ in columns)]
     if any(cells):
         headings += ["paper, %", "ours − paper", ""]
     rows = []
     for group, cell in zip(groups, cells, strict=True):
-        row = [group.label, str(len(group.runs)), *(_figure(group, *c[1:]) for c in COLUMNS)]
+        row = [group.label, str(len(group.runs)), *(_figure(group, *c[1:]) for c in columns)]
         if any(cells):
             row += _beside(group, cell)
         rows.append(row)

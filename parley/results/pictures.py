@@ -13,7 +13,7 @@ from parley.results.curves import Description, draw_lines, shared_legend
 from parley.results.graphs import draw_described
 from parley.results.group import Group
 from parley.results.page import heading, settings
-from parley.results.sections import Section, sections
+from parley.results.sections import Section, measures_of, sections
 from parley.results.style import THEME, checked_path, every, save, short
 
 ENDINGS = ("png", "svg")
@@ -67,8 +67,9 @@ def section_figure(section: Section) -> Figure:
 def overview(groups: Sequence[Group], made: Sequence[Section] | None = None) -> Figure:
     """The graph, accuracies, distance and cost on one sheet."""
     by_name = {section.name: section.charts for section in made or sections(groups)}
-    wanted = ("graph", "accuracy", "distance", "bytes", "loss")
-    charts = [chart for name in wanted for chart in by_name[name][: 1 + (name == "accuracy")]][:6]
+    first = measures_of(groups)[0].name
+    wanted = ("graph", first, "distance", "bytes", "loss")
+    charts = [chart for name in wanted for chart in by_name[name][: 1 + (name == first)]][:6]
     columns = min(len(charts), 3) or 1
     rows = -(-len(charts) // columns) or 1
     figure = Figure(figsize=(4.9 * columns, 3.8 * rows + 0.9), layout="constrained")
@@ -115,7 +116,7 @@ def _draw_heat(axes: Axes, chart: Description) -> None:
     axes.spines[:].set_visible(False)
     if values.size <= 150:
         for (row, column), value in np.ndenumerate(values):
-            if value:
+            if value and not np.isnan(value):
                 ink = "white" if value > 0.45 * chart["max"] else THEME["ink"]
                 axes.text(
                     column, row, f"{value:.3g}", ha="center", va="center", fontsize=6.5, color=ink

@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from parley.errors import ParleyError
+from parley.measures import BINARY, CLASSIFICATION, Measure, together
 from parley.results.curves import (
-    PERCENT,
     SENT,
     Description,
     about,
+    axis_of,
+    form_of,
     line_chart,
     series_of,
     short_number,
@@ -24,13 +26,11 @@ from parley.results.graphs import describe_graph
 from parley.results.group import Group, Take, curve, field_of
 from parley.results.layout import recorded_graph
 from parley.results.read import RecordedRun
+from parley.results.table import Table
 from parley.training.record import Record, number, sent_megabytes
 
-ACCURACIES = {
-    "accuracy_mean_model": "averaged model",
-    "accuracy_own": "own models",
-    "accuracy_after_gossip": "after gossip",
-}
+SHOWN = {"mean_model": "averaged model", "own": "own models", "after_gossip": "after gossip"}
+"""The forms of a metric that are drawn."""
 SMALL_MULTIPLES = 36
 """Up to this many agents each get their own plot; more become rows of a heat map."""
 LARGEST_MATRIX = 1_000_000
@@ -51,15 +51,18 @@ class Section:
     missing: str = ""
     small: bool = False
     """Whether the charts are small ones side by side."""
+    table: Table | None = None
+    """Numbers that are shown next to the charts."""
 
 
 def sections(groups: Sequence[Group]) -> list[Section]:
     """All sections with charts, in the order of the page."""
     several = any(len(group.runs) > 1 for group in groups)
     band = " Bands show one standard deviation over seeds." if several else ""
+    measured = measures_of(groups)
     return [
         graph_section(groups),
-        accuracy_section(groups, band),
+        *(measure_section(measure, groups, band) for measure in measured),
         _curves("loss", "Loss", f"Lower is better.{band}", groups, [
             ("Test loss of the averaged model", "loss", field_of("loss"), {}),
             ("Training loss of the agents' own models", "loss", field_of("loss_train"), {}),
@@ -70,11 +73,17 @@ def sections(groups: Sequence[Group]) -> list[Section]:
             [("Consensus distance", "distance", field_of("consensus_distance"), {"log": True})],
         ),
         bias_section(groups, band),
-        bytes_section(groups, band),
-        *network_section(groups, band),
-        agents_section(groups),
-        confusion_section(groups),
+        bytes_section(measured[0], groups, band),
+        *network_section(measured[0], groups, band),
+        agents_section(measured[0], groups),
+        *personal_section(measured, groups),
+        *confusion_section(groups),
     ]  # fmt: skip
+
+
+def measures_of(groups: Sequence[Group]) -> tuple[Measure, ...]:
+    """What was measured; the first metric is shown where there is room for one."""
+    return together([run.options for group in groups for run in group.runs])
 
 
 def _lines(
@@ -115,46 +124,54 @@ def _lacking(groups: Sequence[Group], takes: Sequence[Take]) -> str:
     return f"Not recorded for {', '.join(without)}."
 
 
-def accuracy_section(groups: Sequence[Group], band: str) -> Section:
-    """One chart for each of the three accuracies; for a single method, all three in one."""
+def _capital(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Section:
+    """One chart for each form of a metric; for a single method, all of them in one."""
     text = (
         "Of the average of all models, of the agents' own models (mean over agents), and of the "
         f"latter after further gossip rounds without training.{band}"
     )
+    if not measure.higher:
+        text = f"Lower is better. {text}"
     charts = []
     if len(groups) == 1:
         [group] = groups
         series = []
-        for slot, (name, title) in enumerate(ACCURACIES.items()):
-            found = curve(group.seeds, field_of(name, 100))
+        for slot, (form, title) in enumerate(SHOWN.items()):
+            found = curve(group.seeds, form_of(measure, form))
             if found is not None:
                 series.append(series_of(title, found, slot))
-                if name == "accuracy_own" and len(group.runs) == 1:
-                    series[-1] |= _worst_to_best(group)
+                if form == "own" and len(group.runs) == 1:
+                    series[-1] |= _worst_to_best(measure, group)
         if series:
             chart: Description = {
-                "kind": "line", "title": "Test accuracy", "y": PERCENT, "series": series,
-                "x": {"name": "epoch", "integer": True},
+                "kind": "line", "title": f"Test {measure.title}", "y": axis_of(measure),
+                "series": series, "x": {"name": "epoch", "integer": True},
             }  # fmt: skip
             charts = [chart | {"about": about(chart)}]
             if any(s.get("spread") for s in series):
                 text += " The band spans the range from the worst agent's model to the best."
     else:
         titles = {
-            "accuracy_mean_model": "Averaged model",
-            "accuracy_own": "Agents' own models, mean",
-            "accuracy_after_gossip": "Agents' models after gossip, mean",
+            "mean_model": "Averaged model",
+            "own": "Agents' own models, mean",
+            "after_gossip": "Agents' models after gossip, mean",
         }
-        made = [_lines(titles[n], groups, field_of(n, 100), PERCENT) for n in ACCURACIES]
+        y = axis_of(measure)
+        made = [_lines(titles[f], groups, form_of(measure, f), y) for f in SHOWN]
         charts = [chart for chart in made if chart is not None]
-        text = f"{text} {_lacking(groups, [field_of(n) for n in ACCURACIES])}".strip()
-    missing = "" if charts else _no_records(groups) or "The records have no accuracies."
-    return Section("accuracy", "Accuracy", text, charts, missing)
+        text = f"{text} {_lacking(groups, [form_of(measure, f) for f in SHOWN])}".strip()
+    lacking = "accuracies" if measure.name == "accuracy" else measure.title
+    missing = "" if charts else _no_records(groups) or f"The records have no {lacking}."
+    return Section(measure.name, _capital(measure.title), text, charts, missing)
 
 
-def _worst_to_best(group: Group) -> Description:
-    low = curve(group.seeds, field_of("accuracy_own_min", 100))
-    high = curve(group.seeds, field_of("accuracy_own_max", 100))
+def _worst_to_best(measure: Measure, group: Group) -> Description:
+    low = curve(group.seeds, form_of(measure, "own_min"))
+    high = curve(group.seeds, form_of(measure, "own_max"))
     if low is None or high is None or low.x != high.x:
         return {}
     ends = {"low": series_of("", low, 0)["y"], "high": series_of("", high, 0)["y"]}
@@ -177,124 +194,225 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
     return Section(made.name, made.title, made.text, [], missing)
 
 
-def bytes_section(groups: Sequence[Group], band: str) -> Section:
-    """Accuracy against bytes sent."""
+def bytes_section(measure: Measure, groups: Sequence[Group], band: str) -> Section:
+    """A metric against bytes sent."""
     x = dict(SENT)
+    title = f"{_capital(measure.title)} by MB sent"
     ends = [m for g in groups for r in g.runs if (m := sent_megabytes(r.last))]
     if ends and max(ends) > 4 * min(ends):
         x["log"] = True  # a linear axis would hide 1 bit per parameter next to 32
-    charts = _accuracies_by("by MB sent", groups, sent_megabytes, x)
+    charts = _measured_by(measure, "by MB sent", groups, sent_megabytes, x)
     if charts and not any(v > 0 for s in charts[0]["series"] for v in s["x"]):
-        return Section("bytes", "Accuracy by MB sent", missing="Nothing was sent.")
+        return Section("bytes", title, missing="Nothing was sent.")
     missing = "" if charts else _no_records(groups) or "The records do not count bytes."
     text = f"All bytes sent are counted: models, cross-gradients and headers.{band}"
-    return Section("bytes", "Accuracy by MB sent", text, charts, missing)
+    return Section("bytes", title, text, charts, missing)
 
 
-def network_section(groups: Sequence[Group], band: str) -> list[Section]:
-    """Accuracy against time on the simulated network, if there was one."""
+def network_section(measure: Measure, groups: Sequence[Group], band: str) -> list[Section]:
+    """A metric against time on the simulated network, if there was one."""
     x: Description = {"name": "seconds on the simulated network", "unit": "s"}
     take = field_of("seconds_network")
-    charts = _accuracies_by("by time on the network", groups, take, x)
+    charts = _measured_by(measure, "by time on the network", groups, take, x)
     if not charts:
         return []
     text = (
         "The time the slowest agent would have needed on the network given by --links: "
         f"computation, bytes over bandwidth, delays and losses.{band} {_lacking(groups, [take])}"
     )
-    return [Section("network", "Accuracy over time on a network", text.strip(), charts)]
+    title = f"{_capital(measure.title)} over time on a network"
+    return [Section("network", title, text.strip(), charts)]
 
 
-def _accuracies_by(
+def _measured_by(
+    measure: Measure,
     what: str,
     groups: Sequence[Group],
     horizontal: Take,
     x: Description,
 ) -> list[Description]:
-    """Two accuracies against a cost."""
+    """Two forms of a metric against a cost."""
     wanted = (
-        (f"Averaged model, {what}", "accuracy_mean_model"),
-        (f"Agents' models after gossip, {what}", "accuracy_after_gossip"),
+        (f"Averaged model, {what}", "mean_model"),
+        (f"Agents' models after gossip, {what}", "after_gossip"),
     )
-    made = [_lines(t, groups, field_of(n, 100), PERCENT, horizontal, x) for t, n in wanted]
+    y = axis_of(measure)
+    made = [_lines(t, groups, form_of(measure, f), y, horizontal, x) for t, f in wanted]
     return [chart for chart in made if chart is not None]
 
 
-def _of_agent(agent: int) -> Take:
+def _of_agent(measure: Measure, agent: int) -> Take:
     def take(record: Record) -> float | None:
-        found = _each(record)
-        share = number(found[agent]) if agent < len(found) else None
-        return None if share is None else 100 * share
+        found = _each(measure, record)
+        one = number(found[agent]) if agent < len(found) else None
+        return None if one is None else measure.factor * one
 
     return take
 
 
-def agents_section(groups: Sequence[Group]) -> Section:
+def agents_section(measure: Measure, groups: Sequence[Group]) -> Section:
     """A small chart for every agent or, if there are many, a heat map for every method."""
     title, name = "Each agent", "agents"
-    agents = max((len(_each(r.last)) for g in groups for r in g.runs), default=0)
+    agents = max((len(_each(measure, r.last)) for g in groups for r in g.runs), default=0)
+    what = "accuracies" if measure.name == "accuracy" else measure.title
     if not agents:
-        reason = _no_records(groups) or "The records have no per-agent accuracies."
+        reason = _no_records(groups) or f"The records have no per-agent {what}."
         return Section(name, title, missing=reason)
+    said = f"Test {measure.title} of each agent's own model"
     if agents > SMALL_MULTIPLES:
-        maps = [_agents_map(group) for group in groups]
-        text = "Test accuracy of each agent's own model (first seed), agent by epoch."
+        maps = [_agents_map(measure, group) for group in groups]
+        text = f"{said} (first seed), agent by epoch."
         return Section(name, title, text, [m for m in maps if m])
-    y = {"name": "", "unit": "%"}
+    y = {"name": "", "unit": measure.unit}
     charts = []
     for agent in range(agents):
-        chart = _lines(f"Agent {agent}", groups, _of_agent(agent), y)
+        chart = _lines(f"Agent {agent}", groups, _of_agent(measure, agent), y)
         if chart:
             charts.append(chart | {"legend": False})
     values = [v for c in charts for s in c["series"] for v in (*s["y"], *s.get("high", ()))]
     if not charts:
-        reason = "The records have no accuracies of single agents."
+        reason = f"The records have no {what} of single agents."
         return Section(name, title, missing=reason)
-    top = min(100.0, max(values) * 1.05)
+    top = max(values) * 1.05 if max(values) > 0 else 0.0
+    top = min(100.0, top) if measure.share else top
     for chart in charts:
         # The same scale everywhere, so that charts can be compared at a glance.
-        chart["y"] = {**y, "min": 0, "max": float(f"{top:.3g}")}
-        chart["about"] = about({**chart, "y": {"name": "test accuracy", "unit": "%"}})
-    text = "Test accuracy of each agent's own model, %, over epochs; the same test samples for all."
+        chart["y"] = {**y, "min": min(0, *values), "max": float(f"{top:.3g}")}
+        chart["about"] = about(
+            {**chart, "y": {"name": f"test {measure.title}", "unit": measure.unit}}
+        )
+    unit = ", %" if measure.share else ""
+    text = f"{said}{unit}, over epochs; the same test samples for all."
     return Section(name, title, text, charts, small=True)
 
 
-def _each(record: Mapping[str, Any] | Record) -> list[Any]:
-    found = record.get("accuracy_agents")
+def _each(measure: Measure, record: Mapping[str, Any] | Record, form: str = "agents") -> list[Any]:
+    found = record.get(measure.field(form))
     return found if isinstance(found, list) else []
 
 
-def _agents_map(group: Group) -> Description | None:
+def _agents_map(measure: Measure, group: Group) -> Description | None:
     run = group.first
-    rows = [r for r in run.records if _each(r)]
+    rows = [r for r in run.records if _each(measure, r)]
     if not rows:
         return None
     rows = rows[:: -(-len(rows) // 60)]
-    agents = max(len(_each(r)) for r in rows)
+    agents = max(len(_each(measure, r)) for r in rows)
     values = np.full((agents, len(rows)), np.nan)  # absent agents: NaN
     for column, row in enumerate(rows):
-        for agent, share in enumerate(_each(row)):
-            found = number(share)
-            values[agent, column] = np.nan if found is None else 100 * found
+        for agent, one in enumerate(_each(measure, row)):
+            found = number(one)
+            values[agent, column] = np.nan if found is None else measure.factor * found
     last = values[:, -1][~np.isnan(values[:, -1])]
-    end = f", from {last.min():.1f} % to {last.max():.1f} % at the end" if len(last) else ""
+    low, high = (f"{v:.1f} %" if measure.share else f"{v:.4g}" for v in _ends(last))
+    end = f", from {low} to {high} at the end" if len(last) else ""
     epochs = [f"{float(r['epoch']):g}" for r in rows]
     return {
         "kind": "heat",
         "title": group.label,
-        "about": f"{group.label}: accuracy of {len(values)} agents over epochs{end}.",
+        "about": f"{group.label}: {measure.title} of {len(values)} agents over epochs{end}.",
         "x": {"name": "epoch", "names": epochs},
         "y": {"name": "agent", "names": [str(a) for a in range(len(values))]},
         "values": [
             [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
         ],
-        "unit": "%",
-        "max": 100,
+        "unit": measure.unit,
+        "max": 100 if measure.share else _top(values),
     }
 
 
-def confusion_section(groups: Sequence[Group]) -> Section:
-    """Confusion matrices of the best and the worst agent."""
+def _ends(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+
+
+def _top(values: npt.NDArray[np.float64]) -> float:
+    """The end of a colour scale that begins at 0."""
+    known = values[~np.isnan(values)]
+    return float(known.max()) if len(known) and known.max() > 0 else 1.0
+
+
+OWN_AND_ALL = (
+    ("own, own", "own model on own data", "personal_agents"),
+    ("averaged, own", "averaged model on own data", "personal_mean_model_agents"),
+    ("own, all", "own model on everybody's data", "agents"),
+)
+"""What is measured of each agent where every agent has its own test samples."""
+
+
+def personal_section(measured: Sequence[Measure], groups: Sequence[Group]) -> list[Section]:
+    """How models do on each agent's own test samples and on everybody's, if agents have their
+    own."""
+    charts, lines = [], []
+    several = len(groups) > 1
+    for group in groups:
+        last = group.first.last
+        sizes = last.get("test_samples_agents")
+        if not isinstance(sizes, list):
+            continue
+        for measure in measured:
+            made = _personal_map(measure, group, len(sizes))
+            charts += [made] if made else []
+        for agent, size in enumerate(sizes):
+            line = [group.label] * several + [str(agent), _count(size)]
+            for measure in measured:
+                for *_, form in OWN_AND_ALL:
+                    each = _each(measure, last, form)
+                    found = number(each[agent]) if agent < len(each) else None
+                    line.append("–" if found is None else measure.shown(found, 2))
+            lines.append(line)
+    if not charts:
+        return []
+    heads = [""] * several + ["agent", "own test samples"]
+    heads += [f"{m.title}, {head}" for m in measured for _, head, _ in OWN_AND_ALL]
+    sizes = {_count(r.last.get("test_samples")) for g in groups for r in g.runs[:1]}
+    text = (
+        "On each agent's own test samples, its own model and the averaged one; on the test samples "
+        f"of all agents together ({' or '.join(sorted(sizes))}), its own model. At the last record"
+        f"{' of the first seed' * any(len(g.runs) > 1 for g in groups)}."
+    )
+    title = "Own and everybody's test data"
+    return [Section("personal", title, text, charts, table=Table(heads, lines))]
+
+
+def _count(found: object) -> str:
+    counted = number(found)
+    return "–" if counted is None else f"{counted:.0f}"
+
+
+def _personal_map(measure: Measure, group: Group, agents: int) -> Description | None:
+    last = group.first.last
+    columns = [_each(measure, last, form) for *_, form in OWN_AND_ALL]
+    values = np.full((agents, len(columns)), np.nan)
+    for column, each in enumerate(columns):
+        for agent, one in enumerate(each[:agents]):
+            found = number(one)
+            values[agent, column] = np.nan if found is None else measure.factor * found
+    if np.isnan(values).all():
+        return None
+    title = f"{group.label}: {measure.title}"
+    return {
+        "kind": "heat",
+        "title": title,
+        "about": f"{title} of {agents} agents on their own test samples and on everybody's.",
+        "x": {"name": "model, test data", "names": [head for head, *_ in OWN_AND_ALL]},
+        "y": {"name": "agent", "names": [str(agent) for agent in range(agents)]},
+        "values": [
+            [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
+        ],
+        "unit": measure.unit,
+        "max": 100 if measure.share else _top(values),
+    }
+
+
+def confusion_section(groups: Sequence[Group]) -> list[Section]:
+    """Confusion matrices of the best and the worst agent, where samples have one class each."""
+    tasks = {str(run.options.get("task", CLASSIFICATION)) for g in groups for run in g.runs}
+    if not tasks & {CLASSIFICATION, BINARY}:
+        return []
+    return [_confusion_section(groups)]
+
+
+def _confusion_section(groups: Sequence[Group]) -> Section:
     title, name = "Confusion matrices", "confusion"
     charts = []
     for group in groups:

@@ -231,9 +231,17 @@ def summarise(
         "agents": experiment.agents,
         "topology": experiment.topology,
         "partition": experiment.partition,
+        **_task(experiment),
         "seed": experiment.seed,
         "epochs": last["epoch"],
         **({"stopped": stopped} if stopped else {}),
-        **{k: v for k, v in last.items() if k not in ("epoch", *EACH_AGENT)},
+        **{k: v for k, v in last.items() if k != "epoch" and not k.endswith(EACH_AGENT)},
         "out": str(out) if out else None,
     }
+
+
+def _task(experiment: Experiment) -> dict[str, str]:
+    """What was learned and measured, where it is not the usual."""
+    usual = Experiment.model_fields
+    names = ("task", "metrics")
+    return {n: getattr(experiment, n) for n in names if getattr(experiment, n) != usual[n].default}

@@ -19,12 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from parley.code import check_allowed
 from parley.data import Transform
 from parley.data.preparation import Expected, Preparation
 from parley.errors import BadValue, ParleyError
 from parley.files import make_folder, replacing, write_atomically
 from parley.models.architecture import Architecture
-from parley.models.user import check_allowed
 from parley.reading import Unreadable, parse_json, read_text
 from parley.store.folder import CARD, MODEL, TOKENIZER, environment
 from parley.training.given import architecture_of
@@ -62,8 +62,18 @@ class Card(BaseModel):
     format: Literal[1] = 1
     architecture: Architecture
     input: Input
+    task: Literal[
+        "classification",
+        "binary",
+        "multilabel",
+        "regression",
+        "segmentation",
+        "language-model",
+        "own",
+    ] = "classification"
+    """What was learned, which says how the outputs are to be read."""
     labels: tuple[str, ...]
-    """Names of the classes, in the order of the model's outputs."""
+    """Names of the classes, in the order of the model's outputs; numbers have their positions."""
     dtype: Literal["float32", "float64"]
     """Of the parameters."""
     average_of: tuple[int, ...] = Field(min_length=1)
@@ -88,6 +98,7 @@ class Card(BaseModel):
                 crop=prepared.crop,
                 tokenizer=TOKENIZER if prepared.tokenizer else "",
             ),
+            task=run.experiment.task,
             labels=problem.class_names,
             dtype=run.experiment.dtype,
             average_of=tuple(placement.numbers or range(placement.topology.agents)),

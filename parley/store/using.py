@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from parley.errors import BadValue, ParleyError
 from parley.files import replacing
+from parley.measures import BINARY, CLASSIFICATION, MULTILABEL, REGRESSION
 from parley.store.outputs import Card
 
+ANSWERED = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION)
+"""Tasks with one answer for an input, which can be put in words."""
 CHUNK = 256
 """Inputs that are answered at once."""
 Format = Literal["onnx", "torch-export"]
@@ -57,32 +60,59 @@ class Answer(NamedTuple):
 
     input: str
     label: str
+    """The likeliest class; in a multilabel task every label above one half, comma-separated."""
     probabilities: dict[str, float]
-    """Of every class, the likeliest first."""
+    """Of every class, the likeliest first; nothing for a regression."""
+    numbers: dict[str, float] | None = None
+    """What a regression gives."""
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
-        return self._asdict()
+        if self.numbers:
+            return {"input": self.input, "numbers": self.numbers}
+        return {"input": self.input, "label": self.label, "probabilities": self.probabilities}
 
 
 @torch.no_grad()
 def answers(
     module: nn.Module, card: Card, names: Sequence[str], raw: Tensor, top: int | None = None
 ) -> list[Answer]:
-    """The probability of every class, or of the likeliest few, for each input."""
+    """The probability of every class, or of the likeliest few, for each input; the numbers that a
+    regression gives."""
+    if card.task not in ANSWERED:
+        because = f"the model was trained for the task {card.task}"
+        valid = f"a run with the task {', '.join(ANSWERED)}; else parley.load(run).model()"
+        raise BadValue("run", card.architecture.model, valid, because)
     normalise, dtype = card.transform().normalise, getattr(torch, card.dtype)
-    scores = torch.cat([module(normalise(part, dtype)) for part in raw.split(CHUNK)])
+    scores = torch.cat([module(normalise(part, dtype)) for part in raw.split(CHUNK)]).double()
+    if scores.ndim == 1 and card.task in (BINARY, REGRESSION):
+        scores = scores[:, None]
     if scores.ndim != 2:
         because = f"for {len(raw)} inputs it gives a tensor of shape {list(scores.shape)}"
         valid = "a model that gives a score for each class"
         raise BadValue("model", card.architecture.model, valid, because)
     # A model may have more outputs than there are classes.
     labels = [*card.labels, *(f"output {k}" for k in range(len(card.labels), scores.shape[1]))]
+    if card.task == REGRESSION:
+        each = zip(names, scores.tolist(), strict=True)
+        return [Answer(name, "", {}, dict(zip(labels, of, strict=True))) for name, of in each]
+    p_nC = _probabilities(scores, card.task)
     found = []
-    for name, p_C in zip(names, scores.double().softmax(1), strict=True):
-        order = p_C.argsort(descending=True, stable=True).tolist()[:top]
-        found.append(Answer(name, labels[order[0]], {labels[k]: float(p_C[k]) for k in order}))
+    for name, p_C in zip(names, p_nC, strict=True):
+        order = p_C.argsort(descending=True, stable=True).tolist()
+        chosen = labels[order[0]]
+        if card.task == MULTILABEL:
+            chosen = ", ".join(labels[k] for k in order if p_C[k] > 0.5)
+        found.append(Answer(name, chosen, {labels[k]: float(p_C[k]) for k in order[:top]}))
     return found
+
+
+def _probabilities(scores_nC: Tensor, task: str) -> Tensor:
+    if task == MULTILABEL:
+        return scores_nC.sigmoid()
+    if task == BINARY and scores_nC.shape[1] == 1:
+        return torch.cat([(-scores_nC).sigmoid(), scores_nC.sigmoid()], 1)
+    return scores_nC.softmax(1)
 
 
 def export(module: nn.Module, card: Card, form: str, path: Path) -> None:

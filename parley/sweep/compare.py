@@ -13,6 +13,7 @@ from parley import algorithms
 from parley.errors import BadValue, ParleyError
 from parley.experiment import ALGORITHM_OPTIONS, Experiment, named_with, on_top
 from parley.files import write_atomically
+from parley.measures import FORMS, KNOWN, of_record
 from parley.results.curves import curves_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.enclosed import enclosed
@@ -277,11 +278,10 @@ def check_graph(experiment: Experiment) -> None:
 
 
 FIGURES = (
-    "loss", "accuracy_mean_model", "accuracy_own", "accuracy_own_min", "accuracy_own_max",
-    "accuracy_after_gossip", "consensus_distance", "bytes_models", "bytes_cross_gradients",
-    "seconds", "gradients_per_second", "peak_memory_mb",
+    "consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds",
+    "gradients_per_second", "peak_memory_mb",
 )  # fmt: skip
-"""What is averaged over seeds."""
+"""What is averaged over seeds, besides loss and metrics."""
 NETWORK = "seconds_network"
 """The same, where a network was simulated (``--links``)."""
 
@@ -298,27 +298,44 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         row |= {"epochs": first.epochs, "seeds": len(runs)}
         row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
-        for key in FIGURES + network:
+        measured = [m.field(form) for m in first.measures for form in FORMS]
+        for key in ("loss", *measured, *FIGURES, *network):
             values = [found for end in ends if (found := value(end, key)) is not None]
-            row[key] = statistics.fmean(values)
+            row[key] = statistics.fmean(values) if values else None
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         made.append(row)
     return made
 
 
-COLUMNS = (
-    ("averaged\nmodel, %", "accuracy_mean_model", 100, ".1f", ".1f"),
-    ("own\nmodels, %", "accuracy_own", 100, ".1f", ".1f"),
-    ("after\ngossip, %", "accuracy_after_gossip", 100, ".1f", ".1f"),
-    ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g"),
-)
+Column = tuple[str, str, float, str, str]
+"""A heading, its field, a factor, and the forms of mean and standard deviation."""
+
+
+def columns_of(made: Sequence[dict[str, Any]]) -> list[Column]:
+    """The columns for what was measured: all forms of the first metric, the averaged model of every
+    other."""
+    first, *others = of_record(made[0]) if made else [KNOWN["accuracy"]]
+    unit, form = (", %", ".1f") if first.share else ("", ".4g")
+    name = f"{first.title},\n" * (first.name != "accuracy" or bool(others))
+    titles = {"averaged\nmodel": "mean_model", "own\nmodels": "own"}
+    titles |= {"after\ngossip": "after_gossip"}
+    columns: list[Column] = [
+        (f"{name}{title}{unit}", first.field(of), first.factor, form, form)
+        for title, of in titles.items()
+    ]
+    for measure in others:
+        unit, form = (", %", ".1f") if measure.share else ("", ".4g")
+        title = f"{measure.title},\naveraged\nmodel{unit}"
+        columns.append((title, measure.field("mean_model"), measure.factor, form, form))
+    return [*columns, ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g")]
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
     """One line per method; with the momentum of each where they are not all the same."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
-    headings = ["", *(heading for heading, *_ in COLUMNS), "MB sent\nper agent", seconds]
-    cells = [_cells(row) for row in made]
+    columns = columns_of(made)
+    headings = ["", *(heading for heading, *_ in columns), "MB sent\nper agent", seconds]
+    cells = [_cells(row, columns) for row in made]
     momenta = [row.get("momentum", "none") for row in made]
     if len(set(momenta)) > 1:
         headings.append("momentum")
@@ -326,9 +343,12 @@ def table(made: Sequence[dict[str, Any]]) -> Table:
     return Table(headings, cells)
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:
     cells = [row["label"]]
-    for _, key, factor, form, form_of_std in COLUMNS:
+    for _, key, factor, form, form_of_std in columns:
+        if row.get(key) is None:
+            cells.append("–")
+            continue
         std = factor * row[f"{key}_std"] if row["seeds"] > 1 else None
         cells.append(mean_and_spread(factor * row[key], std, form, form_of_std))
     return [*cells, f"{megabytes(row):.2f}", f"{row.get(NETWORK, row['seconds']):.1f}"]

@@ -8,6 +8,7 @@ from typing import Any, cast
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.files import write_atomically
+from parley.measures import of_record
 from parley.results.curves import field_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.folder import RunFolder
@@ -16,11 +17,8 @@ from parley.sweep.compare import slug
 from parley.sweep.jobs import Job
 from parley.training import problem as problems
 
-KEPT = (
-    "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
-    "bytes_cross_gradients", "seconds",
-)  # fmt: skip
-"""The fields of every record that the table and the picture need."""
+KEPT = ("consensus_distance", "bytes_models", "bytes_cross_gradients", "seconds")
+"""The fields of every record that the table and the picture need, besides the first metric's."""
 PARTITIONS = ("skew:1", "dirichlet:0.1", "iid")
 """Classes fully separated, classes in very unequal shares, and no skew at all."""
 
@@ -64,7 +62,7 @@ def rows(done: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
 
 
 def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
-    """The averaged model's accuracy on each partition, and what an epoch costs on the first."""
+    """The averaged model's metric on each partition, and what an epoch costs on the first."""
     first, *_ = partitions = list(made)
     by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for partition, of in made.items():
@@ -72,7 +70,7 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
             by_label.setdefault(row["label"], {})[partition] = row
     lines = []
     for label, found in by_label.items():
-        cells = [_accuracy(found[p]) if p in found else "diverged" for p in partitions]
+        cells = [_figure(found[p]) if p in found else "diverged" for p in partitions]
         costs = ["", ""]
         if some := found.get(first):
             sent = (some["bytes_models"] + some["bytes_cross_gradients"]) / some["epochs"] / 1e6
@@ -86,9 +84,11 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
     return Table(["", *partitions, *costs], lines)
 
 
-def _accuracy(row: Mapping[str, Any]) -> str:
-    std = 100 * row["accuracy_mean_model_std"] if row["seeds"] > 1 else None
-    return mean_and_spread(100 * row["accuracy_mean_model"], std, ".1f")
+def _figure(row: Mapping[str, Any]) -> str:
+    measure = of_record(row)[0]
+    key, form = measure.field("mean_model"), ".1f" if measure.share else ".4g"
+    std = measure.factor * row[f"{key}_std"] if row["seeds"] > 1 else None
+    return mean_and_spread(measure.factor * row[key], std, form)
 
 
 def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -101,7 +101,9 @@ def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]
         about = {"partition": partition, "label": job.label, "seed": job.experiment.seed}
         about |= {"lr": job.experiment.lr, "diverged": job.failure is not None}
         plain = cast(list[dict[str, Any]], records)
-        lines += [about | {k: round(r[k], 5) for k in KEPT} for r in plain]
+        first = job.experiment.measures[0]
+        kept = ("epoch", "step", first.field("mean_model"), first.field("own"), *KEPT)
+        lines += [about | {k: round(r[k], 5) for k in kept} for r in plain]
         if job.failure is None:
             curves.setdefault(partition, {}).setdefault(job.label, []).append(records)
     write_atomically(out / "field.jsonl", "".join(json.dumps(line) + "\n" for line in lines))

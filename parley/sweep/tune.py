@@ -2,10 +2,12 @@
 
 Every method gets the same number of trials and epochs, and the same learning rates are tried for
 each. For a method whose averaging rate γ is below 1 by default, γ is drawn as well. Trials are
-compared by the averaged model's accuracy on a held-out share of the training samples; the test set
+compared by the averaged model's first metric (accuracy, unless the experiment names others) on a
+held-out share of the training samples; the test set
 is not used.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +20,14 @@ from parley.algorithms import Algorithm
 from parley.errors import BadValue
 from parley.experiment import Experiment, anchored
 from parley.files import write_atomically
+from parley.measures import KNOWN
 from parley.reading import SMALL, Unreadable, parse_toml, read_text
 from parley.results.table import Table
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
 from parley.sweep.compare import slug
 from parley.sweep.jobs import Job
+from parley.training.record import value
 
 RATES = (0.01, 1.0)
 """The smallest and the largest learning rate."""
@@ -49,11 +53,15 @@ class Trial:
 
     @property
     def score(self) -> tuple[float, float]:
-        """Accuracy, then negated loss: larger is better."""
+        """The first metric, negated if less is better, then the negated loss: larger is better."""
         if self.job.failure is not None:
-            return -1.0, 0.0
+            return -math.inf, 0.0
         last = RunFolder(self.job.out).records()[-1]
-        return float(last["accuracy_mean_model"]), -float(last["loss"])
+        measure = self.experiment.measures[0]
+        found = value(last, measure.field("mean_model"))
+        if found is None:  # not defined, for example AUROC of one class
+            return -math.inf, -float(last["loss"])
+        return found if measure.higher else -found, -float(last["loss"])
 
 
 def points(trials: int, seed: int) -> list[tuple[float, float]]:
@@ -190,6 +198,7 @@ def tuned(
 def table(done: Sequence[Trial]) -> Table:
     """The winner of each method on each partition."""
     rows = []
+    measure = done[0].experiment.measures[0] if done else KNOWN["accuracy"]
     groups = dict.fromkeys((t.job.experiment.partition, t.label) for t in done)
     for partition, label in groups:
         of = [t for t in done if (t.job.experiment.partition, t.label) == (partition, label)]
@@ -198,8 +207,12 @@ def table(done: Sequence[Trial]) -> Table:
         figures = ["–", "–", "–"]
         if lost < len(of):
             gamma = best.settings.get("gamma")
-            accuracy = f"{100 * best.score[0]:.1f}"
-            figures = [f"{best.settings['lr']:g}", f"{gamma:g}" if gamma else "", accuracy]
+            sign = 1 if measure.higher else -1
+            found = sign * best.score[0]
+            shown = f"{100 * found:.1f}" if measure.share else f"{found:.4g}"
+            figures = [f"{best.settings['lr']:g}", f"{gamma:g}" if gamma else "", shown]
         rows.append([label, partition, *figures, str(len(of)), str(lost)])
-    headings = ["", "partition", "lr", "γ", "validation, %", "trials", "diverged"]
+    what = "validation" if measure.name == "accuracy" else f"validation {measure.title}"
+    unit = ", %" if measure.share else ""
+    headings = ["", "partition", "lr", "γ", f"{what}{unit}", "trials", "diverged"]
     return Table(headings, rows, frozenset({0, 1}))

@@ -1,28 +1,79 @@
 """Problems made of what a Python program gives: its own model, data, graph or loss."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from parley import data as datasets
 from parley import graphs as topologies
-from parley.compute.task import Loss
+from parley.code import allow_named
+from parley.compute.task import Loss, cross_entropy
 from parley.data import Samples, Transform
+from parley.data.targets import classes_in
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
+from parley.measures import CLASSIFICATION
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from parley.training.problem import Problem
+from parley.training.scoring import Function
 
 
 def name_of(model: object) -> str:
     """What to call a model that has no name of Parley's."""
     return getattr(model, "__name__", type(model).__name__)
+
+
+class Scored(NamedTuple):
+    """A loss and metrics that a Python program gives."""
+
+    loss: Loss | None = None
+    """None: the one that the experiment names."""
+    functions: Mapping[str, Function] = {}
+
+
+def scored(
+    loss: str | Loss | None,
+    metrics: str | Sequence[str | Function],
+    options: dict[str, Any],
+) -> tuple[Scored, list[str]]:
+    """A loss and metrics by name or as functions; the options then have their names. Returns the
+    functions, and which options they are."""
+    functions: dict[str, Function] = {}
+    named: list[str] = []
+    for metric in [metrics] if isinstance(metrics, str) or callable(metrics) else metrics:
+        if isinstance(metric, str):
+            named += [metric] * bool(metric)
+        elif callable(metric):
+            name = name_of(metric)
+            if not name.isidentifier():
+                raise BadValue(
+                    "metrics", name, "a function with a name, def name(outputs, targets)"
+                )
+            functions[name] = metric
+            higher = getattr(metric, "higher_is_better", True)
+            named.append(f"{name}:{'lower' if higher is False else 'higher'}")
+        else:
+            raise BadValue("metrics", metric, "names, and functions of (outputs, targets)")
+    if named:
+        options["metrics"] = ",".join(named)
+    allow_named({"loss": loss, "metrics": ",".join(named)})  # the program itself has named them
+    own = ["metrics"] * bool(functions)
+    if loss is None:
+        return Scored(None, functions), own
+    if isinstance(loss, str):
+        options["loss"] = loss
+        return Scored(None, functions), own
+    if not callable(loss):
+        raise BadValue("loss", loss, "a function of (outputs, targets), such as a loss of torch.nn")
+    if loss is cross_entropy and options.get("task", CLASSIFICATION) == CLASSIFICATION:
+        return Scored(None, functions), own
+    return Scored(loss, functions), ["loss", *own]
 
 
 def own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
@@ -34,7 +85,7 @@ def own_samples(data: Any, options: dict[str, Any]) -> list[Samples]:
         valid = "none together with your own data: each agent holds the dataset you pass"
         raise BadValue("partition", options["partition"], valid)
     options["partition"] = "own"
-    return datasets.from_user(data)
+    return datasets.from_user(data, task=str(options.get("task", CLASSIFICATION)))
 
 
 def builder_of(model: nn.Module | Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -54,11 +105,11 @@ def _make(model: nn.Module | Callable[[], nn.Module]) -> nn.Module:
 
 def architecture_of(experiment: Experiment, problem: Problem) -> Architecture:
     """How the model that is trained can be built again, as far as words can say it."""
-    raw = problem.test.inputs if len(problem.test) else problem.samples[0].inputs
-    shape, classes = tuple(raw.shape[1:]), len(problem.class_names)
-    made = partial(Architecture, input_shape=shape, classes=classes)
+    like = problem.test if len(problem.test) else problem.samples[0]
     if "model" not in experiment.from_python:
-        return problems.architecture_of(experiment, shape, classes)
+        return problems.architecture_of(experiment, like, problem.class_names)
+    shape, classes = tuple(like.inputs.shape[1:]), len(problem.class_names)
+    made = partial(Architecture, input_shape=shape, classes=classes)
     given = getattr(problem.model, "args", (None,))[0]
     home, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
     if home in ("", "__main__") or not name.isidentifier() or isinstance(given, nn.Module):
@@ -66,11 +117,11 @@ def architecture_of(experiment: Experiment, problem: Problem) -> Architecture:
     return made(model=f"{home}:{name}", kind="code", passes=())
 
 
-def held_out(test: Any, like: Samples) -> Samples:
+def held_out(test: Any, like: Samples, task: str) -> Samples:
     """A test set that has the form of an agent's samples."""
     valid = "a dataset of the same kind as each agent's"
     try:
-        [samples] = datasets.from_user([test])
+        [samples] = datasets.from_user([test], task=task)
     except BadValue as error:
         raise BadValue("test", type(test).__name__, valid, str(error)) from None
     ours, theirs = samples.inputs, like.inputs
@@ -81,37 +132,84 @@ def held_out(test: Any, like: Samples) -> Samples:
     return samples
 
 
+def test_sets(test: Any, samples: list[Samples], task: str) -> list[Samples]:
+    """One test set for all agents, or one for each; without any, all agents' training data."""
+    if test is None:
+        return [datasets.joined(samples)]
+    first = samples[0]
+    # A pair may also be written as a list, but not one with as many datasets as there are agents.
+    if isinstance(test, list) and all(_is_dataset(each) for each in test):
+        if len(test) != len(samples):
+            raise BadValue(
+                "test", f"{len(test)} datasets", f"one for each of {len(samples)} agents"
+            )
+        if all(each is None for each in test):
+            raise BadValue("test", test, "a test set for at least one agent")
+        empty = Samples(first.inputs[:0], first.targets[:0])
+        return [empty if each is None else held_out(each, first, task) for each in test]
+    return [held_out(test, first, task)]
+
+
+def _is_dataset(each: Any) -> bool:
+    """Whether it is a dataset, or None, rather than inputs or targets."""
+    return (
+        each is None
+        or isinstance(each, tuple)
+        or (hasattr(each, "__getitem__") and not (isinstance(each, list) or hasattr(each, "shape")))
+    )
+
+
 def problem_of_named_data(
     topology: Topology | None,
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
+    scored: Scored,
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     """A dataset by name, with whatever else the program gives."""
-    return problems.problem(experiment, agents, _graph(topology, experiment), build, loss)
+    graph = _graph(topology, experiment)
+    loss, functions = scored
+    return problems.problem(experiment, agents, graph, build, loss, functions=functions)
 
 
 def problem_of_own_data(
     topology: Topology | None,
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
+    scored: Scored,
     samples: list[Samples],
-    test: Samples,
+    tests: list[Samples],
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
-    """A dataset for each agent, with whatever else the program gives."""
+    """A dataset for each agent, with whatever else the program gives; one test set for all, or one
+    for each."""
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
-    fraction, validation = experiment.fraction, experiment.validation
-    samples, test = datasets.cut_own(samples, test, fraction, validation, experiment.seed)
-    test = problems.share_of_test(test, experiment)
-    classes = int(max(s.targets.max() for s in [*samples, test])) + 1
-    build = build or problems.builder(experiment, tuple(test.inputs.shape[1:]), classes)
-    names = tuple(map(str, range(classes)))
-    hosted = [samples[agent] for agent in agents]
-    return Problem(graph, build, hosted, test, Transform(), names, loss)
+    fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
+    shared = len(tests) == 1
+    if shared:
+        samples, test = datasets.cut_own(samples, tests[0], fraction, validation, seed)
+        tests = [test]
+    else:
+        samples, tests = datasets.cut_each(samples, tests, fraction, validation, seed)
+    tests = [problems.share_of_test(test, experiment) for test in tests]
+    targets = [part.targets for part in [*samples, *tests]]
+    names = classes_in(experiment.task, targets, experiment.ignore_index)
+    build = build or problems.builder(experiment, samples[0], names)
+    held = tests if shared else [tests[agent] for agent in agents]
+    made = Problem(
+        graph,
+        build,
+        [samples[agent] for agent in agents],
+        datasets.joined(held),
+        Transform(),
+        names,
+        test_sizes=() if shared else tuple(map(len, held)),
+        test_is_shared=shared,
+    )
+    known = [part.targets for part in samples]
+    loss, functions = scored
+    return problems.with_task(made, experiment, known, loss, functions)
 
 
 def _graph(topology: Topology | None, experiment: Experiment) -> Topology:

@@ -1,21 +1,32 @@
 """The metrics of a run. Nothing here changes what is trained.
 
-Axes: A agents hosted here, I their incoming edges, O their outgoing edges, D flat parameters.
+Axes: A agents hosted here, N all agents, I incoming edges of those hosted here, O their outgoing
+edges, D flat parameters, E parameters and running statistics, M metrics, K numbers that add up over
+samples.
 """
 
+import math
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from parley.compute.engine import Engine, Score
+from parley.compute.engine import Engine
 from parley.data import Batch, Samples, Transform
 from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
+from parley.training.scoring import Function, Tally, figures, scorers
 from parley.wire.transport import Transport
 
+CHUNK = 512
+"""Samples that are evaluated at once."""
+MOST_OUTPUTS = 1 << 24
+"""Numbers that a model may give for them; where it gives more, fewer are evaluated at once."""
 MOST_SAMPLES = 1 << 40
 """Test samples of one worker: more than there are."""
+MOST_POOLED = 1 << 24
+"""Test samples of one worker if all its outputs are needed in one place."""
 
 
 class TestSet:
@@ -24,28 +35,62 @@ class TestSet:
     __test__ = False  # not a test for pytest
 
     def __init__(
-        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+        self,
+        samples: Samples,
+        transform: Transform,
+        engine: Engine,
+        transport: Transport,
+        functions: Mapping[str, Function] | None = None,
     ) -> None:
         self.engine = engine
         self.transport = transport
-        device = engine.task.start().device
-        self.inputs = transform.normalise(samples.inputs, engine.task.dtype).to(device)
+        task = engine.task
+        device = task.start().device
+        self.inputs = transform.normalise(samples.inputs, task.dtype).to(device)
         self.targets = samples.targets.to(device)
         self.count = len(samples)
         """The number of samples that every model is tested on."""
+        self.scorers = scorers(task.goal, task.scores, functions)
+        self.pooled = any(scorer.pooled for scorer in self.scorers)
+        """Whether some metric needs all predictions in one place."""
+        self.chunk = max(1, min(CHUNK, MOST_OUTPUTS // max(1, task.answer_size)))
 
-    def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy of a model that every process has."""
-        return self.engine.evaluate(x_D, self.inputs, self.targets)
+    def score(self, x_E: Tensor) -> list[float]:
+        """Loss and metrics of a model that every process has."""
+        return self._of(x_E, slice(None))
 
-    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+    def everyone(self, models_AE: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
+        scores = [self.score(x_E) for x_E in models_AE]
+        return self.transport.gather(torch.tensor(scores, dtype=torch.float64))
+
+    def _of(self, x_E: Tensor, part: slice) -> list[float]:
+        """Loss and metrics on some of the samples that are here."""
+        targets = self.targets[part]
+        if not len(targets):
+            return [math.nan] * (1 + len(self.scorers))
+        tally = self._tally(x_E, part)
+        outputs = torch.cat(tally.kept) if tally.kept else torch.empty(0)
+        return figures(self.scorers, tally.numbers(), len(targets), outputs, targets.cpu())
+
+    def _tally(self, x_E: Tensor, part: slice = slice(None)) -> Tally:
+        tally = Tally(self.scorers)
+        both = (self.inputs[part].split(self.chunk), self.targets[part].split(self.chunk))
+        for inputs, targets in zip(*both, strict=True):
+            if len(targets):
+                outputs = self.engine.predict(x_E, inputs)
+                loss = float(self.engine.task.per_sample(outputs, targets).sum())
+                tally.add(loss, outputs, targets)
+        return tally
+
+    def confusion(self, x_E: Tensor, classes: int) -> Tensor:
         """The confusion matrix: samples of each class (row) by predicted class (column).
 
         A model with more outputs than classes has one extra column for all other predictions.
         """
-        columns = self.columns(classes)
-        parts = self.inputs.split(chunk)
-        answers = torch.cat([self.engine.predict(x_D, part).argmax(1) for part in parts])
+        columns, goal = self.columns(classes), self.engine.task.goal
+        parts = self.inputs.split(self.chunk)
+        answers = torch.cat([goal.answers(self.engine.predict(x_E, part)) for part in parts])
         cells = self.targets * columns + answers.clamp(max=columns - 1)
         return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
 
@@ -53,57 +98,86 @@ class TestSet:
         """The number of columns of the confusion matrix."""
         return classes + (self.engine.task.scores > classes)
 
-    def scores(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of each hosted agent's model, ``float64[A, 2]``."""
-        return torch.tensor([self.score(x_D) for x_D in x_AD], dtype=torch.float64)
-
-    def everyone(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of every agent's model, ``float64[N, 2]``, on every worker."""
-        return self.transport.gather(self.scores(x_AD))
-
 
 class OwnTestSets(TestSet):
     """Held-out samples that stay with their agents: every model goes to all of them in turn.
 
-    The scores are those on all samples together, as if they were in one place. A worker whose
-    numbers cannot be is reported, and its samples are left out: it decides about its own share of
-    the samples, and about nobody's score alone.
+    The scores are those on all samples together, as if they were in one place. Most metrics add up,
+    so that workers tell each other sums. For those that do not, such as AUROC, they tell each other
+    the outputs and targets of their test samples, but never inputs.
+
+    A worker whose numbers cannot be is reported, and its samples are left out: it decides about its
+    own share of the samples, and about nobody's score alone.
     """
 
     def __init__(
-        self, samples: Samples, transform: Transform, engine: Engine, transport: Transport
+        self,
+        samples: Samples,
+        transform: Transform,
+        engine: Engine,
+        transport: Transport,
+        functions: Mapping[str, Function] | None = None,
+        sizes: Sequence[int] = (),
     ) -> None:
-        super().__init__(samples, transform, engine, transport)
+        """`sizes` are the numbers of samples of each hosted agent, if every one has its own."""
+        super().__init__(samples, transform, engine, transport, functions)
+        self.own_each = bool(sizes)
+        """Whether every hosted agent has its own samples."""
+        self.sizes = tuple(sizes) or (0,) * len(transport.placement.agents)
+        """How many of them each hosted agent has of its own."""
+        most = MOST_POOLED if self.pooled else MOST_SAMPLES
+        if len(samples) > most:
+            names = ", ".join(measure.name for measure in engine.task.goal.measures)
+            valid = f"metrics that add up, for more than {most:,} test samples"
+            raise BadValue("metrics", names, valid)
         counts = [int(count) for count in transport.each(torch.tensor(len(samples)))]
         self._counts = counts
         """Of each worker."""
         for worker, count in enumerate(counts):
-            if not 0 <= count <= MOST_SAMPLES:
+            if not 0 <= count <= most:
                 self._report(worker, f"reported {count} test samples")
                 counts[worker] = 0
+        self._longest = max(counts)
+        if self.pooled:
+            self._places = self._located()
+            """Where the samples of each worker are among all, in the order of the agents."""
+            self._all_targets = self._gathered_targets()
         self.count = sum(counts)
         if not self.count:
             valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
 
-    def score(self, x_D: Tensor) -> Score:
-        """Loss and accuracy on the samples of all agents."""
-        return Score(*self._pooled(self._sums(x_D)[None])[0].tolist())
+    def score(self, x_E: Tensor) -> list[float]:
+        """Loss and metrics on the samples of all agents."""
+        return self._together([self._tally(x_E)])[0]
 
-    def everyone(self, x_AD: Tensor) -> Tensor:
-        """Loss and accuracy of every agent's model, ``float64[N, 2]``, on every worker."""
+    def everyone(self, models_AE: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
         row = self.transport.placement.row
-        sums_N = [
-            self._sums(self.transport.broadcast(x_AD[row.get(agent, 0)], agent))
+        tallies = [
+            self._tally(self.transport.broadcast(models_AE[row.get(agent, 0)], agent))
             for agent in range(self.transport.topology.agents)
         ]
-        return self._pooled(torch.stack(sums_N))
+        return torch.tensor(self._together(tallies), dtype=torch.float64)
 
-    def confusion(self, x_D: Tensor, classes: int, chunk: int = 512) -> Tensor:
+    def personal(self, models_AE: Tensor, mean_E: Tensor) -> Tensor:
+        """Loss and metrics of every agent's model, and of the averaged one, on that agent's own
+        samples, ``float64[N, 2, 1 + M]``; NaN for an agent that has none."""
+        form = (len(models_AE), 2, 1 + len(self.scorers))
+        found = torch.full(form, math.nan, dtype=torch.float64)
+        ends = torch.tensor(self.sizes).cumsum(0).tolist()
+        for row, (end, size) in enumerate(zip(ends, self.sizes, strict=True)):
+            if self.own_each:
+                part = slice(end - size, end)
+                each = [self._of(models_AE[row], part), self._of(mean_E, part)]
+                found[row] = torch.tensor(each, dtype=torch.float64)
+        return self.transport.gather(found)
+
+    def confusion(self, x_E: Tensor, classes: int) -> Tensor:
         """The confusion matrix over the samples of all agents."""
         cells = torch.zeros(classes, self.columns(classes), dtype=torch.int64)
         if len(self.targets):
-            cells = super().confusion(x_D, classes, chunk).cpu()
+            cells = super().confusion(x_E, classes).cpu()
         every = self.transport.each(cells)
         for worker, said in enumerate(every):
             if int(said.min()) < 0 or int(said.sum()) != self._counts[worker]:
@@ -111,18 +185,99 @@ class OwnTestSets(TestSet):
                 said.zero_()
         return torch.stack(every).sum(0)
 
-    def _pooled(self, sums_N2: Tensor) -> Tensor:
-        """Mean losses and accuracies of some models, given their sums on this worker's samples."""
-        total_N2, count = torch.zeros_like(sums_N2), 0
-        for worker, said_N2 in enumerate(self.transport.each(sums_N2)):
-            right_N, most = said_N2[:, 1], self._counts[worker] + 0.5
-            possible = said_N2.isfinite().all() and ((right_N >= 0) & (right_N <= most)).all()
-            if possible or worker == self.transport.placement.here:
-                total_N2 += said_N2
-                count += self._counts[worker]
-            else:
-                self._report(worker, "reported losses or accuracies that cannot be")
-        return total_N2 / max(count, 1)
+    def _together(self, tallies: Sequence[Tally]) -> list[list[float]]:
+        """Loss and metrics of some models, given what is known of them on this worker's samples."""
+        here, refused = self.transport.placement.here, set[int]()
+        said = self.transport.each(torch.stack([tally.numbers() for tally in tallies]))
+        for worker, numbers_NK in enumerate(said):
+            if worker != here and not self._possible(numbers_NK, self._counts[worker]):
+                self._report(worker, "reported losses or metrics that cannot be")
+                refused.add(worker)
+        found = []
+        for model, tally in enumerate(tallies):
+            outputs = self._gathered_outputs(tally, refused) if self.pooled else None
+            counted = [worker for worker in range(len(said)) if worker not in refused]
+            numbers = torch.stack([said[worker][model] for worker in counted]).sum(0)
+            count, targets = sum(self._counts[worker] for worker in counted), torch.empty(0)
+            if outputs is not None:
+                places = torch.cat([self._places[worker] for worker in counted]).sort().values
+                outputs, targets = outputs[places], self._all_targets[places]
+            found.append(figures(self.scorers, numbers, count, outputs, targets))
+        return found
+
+    def _possible(self, numbers_NK: Tensor, count: int) -> bool:
+        """Whether some models can have these sums over so many samples."""
+        if not bool(numbers_NK.isfinite().all()):
+            return False
+        answers = count * math.prod(self.targets.shape[1:])
+        _, *sums = numbers_NK.split([1, *(scorer.width for scorer in self.scorers)], 1)
+        each = zip(self.scorers, sums, strict=True)
+        return all(scorer.possible(sums_NK, answers) for scorer, sums_NK in each)
+
+    def _gathered_outputs(self, tally: Tally, refused: set[int]) -> Tensor:
+        """A model's outputs for all agents' samples, in the order of the agents; adds workers whose
+        outputs cannot be to those that are `refused`."""
+        shape, dtype = self.engine.task.answer_shape, self.engine.task.dtype
+        here = torch.cat(tally.kept) if tally.kept else torch.zeros(0, *shape, dtype=dtype)
+        every = self._each(here)
+        for worker, outputs in enumerate(every):
+            own = worker == self.transport.placement.here
+            if not (own or worker in refused or bool(outputs.isfinite().all())):
+                self._report(worker, "reported outputs that are not finite")
+                refused.add(worker)
+        return self._placed(every)
+
+    def _gathered_targets(self) -> Tensor:
+        """The targets of all agents' samples, in the order of the agents."""
+        every = self._each(self.targets.cpu())
+        task = self.engine.task
+        for worker, targets in enumerate(every):
+            own = worker == self.transport.placement.here
+            if not (own or task.goal.possible(targets, task.answer_shape)):
+                self._report(worker, "reported targets that cannot be")
+                self._counts[worker] = 0
+                every[worker] = targets[:0]
+        everywhere = self._placed(every)
+        for worker, count in enumerate(self._counts):
+            self._places[worker] = self._places[worker][:count]
+        return everywhere
+
+    def _each(self, here: Tensor) -> list[Tensor]:
+        """What every worker has for its samples."""
+        padded = here.new_zeros(self._longest, *here.shape[1:])
+        padded[: len(here)] = here
+        every = zip(self.transport.each(padded), self._counts, strict=True)
+        return [said[:count] for said, count in every]
+
+    def _placed(self, every: Sequence[Tensor]) -> Tensor:
+        """The same in the order of the agents; zeros for what is missing."""
+        everywhere = every[0].new_zeros(self._samples, *every[0].shape[1:])
+        for places, values in zip(self._places, every, strict=True):
+            everywhere[places[: len(values)]] = values
+        return everywhere
+
+    def _located(self) -> list[Tensor]:
+        placement, counts = self.transport.placement, self._counts
+        together = (len(self.targets), *self.sizes[1:])
+        sizes = self.sizes if self.own_each else together
+        size_N = self.transport.gather(torch.tensor(sizes)).tolist()
+        agents = [
+            [agent for agent, of in enumerate(placement.worker_of) if of == worker]
+            for worker in range(len(counts))
+        ]
+        for worker, (hosted, count) in enumerate(zip(agents, counts, strict=True)):
+            said = [size_N[agent] for agent in hosted]
+            if min(said) < 0 or sum(said) != count:
+                if count:  # else it has been reported already
+                    self._report(worker, f"reported {said} of {count} test samples")
+                for agent in hosted:
+                    size_N[agent] = count if agent == hosted[0] else 0
+        start_N = torch.tensor([0, *size_N]).cumsum(0).tolist()
+        self._samples = sum(size_N)
+        return [
+            torch.cat([torch.arange(start_N[agent], start_N[agent + 1]) for agent in hosted])
+            for hosted in agents
+        ]
 
     def _report(self, worker: int, words: str) -> None:
         """Names a worker by the first of its agents."""
@@ -130,11 +285,6 @@ class OwnTestSets(TestSet):
         if guard is not None:
             agent = placement.number(placement.worker_of.index(worker))
             guard.report(agent, worker, guard.step, words)
-
-    def _sums(self, x_D: Tensor) -> Tensor:
-        here = len(self.targets)
-        score = super().score(x_D) if here else (0.0, 0.0)
-        return torch.tensor(score, dtype=torch.float64) * here
 
 
 def mean_model(x_AD: Tensor, transport: Transport, step: int = 0) -> Tensor:

@@ -2,25 +2,29 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from parley import data, models
 from parley import graphs as topologies
+from parley.code import check_allowed
+from parley.compute.goals import Goal
 from parley.compute.task import Loss, Task, cross_entropy
 from parley.data import Samples, Transform, own
 from parley.data import partition as partitions
 from parley.data.preparation import AS_IS, Preparation
+from parley.data.targets import CLASSES, strata
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
 from parley.models.architecture import Architecture
-from parley.models.user import check_allowed
 from parley.schedule import Own
+from parley.training import tasks
 from parley.training.initial import start_from
+from parley.training.scoring import Function
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,13 @@ class Problem:
     transform: Transform
     class_names: tuple[str, ...]
     loss: Loss = cross_entropy
+    goal: Goal = field(default_factory=Goal)
+    """The task, and what is measured."""
+    functions: Mapping[str, Function] = field(default_factory=dict)
+    """The user's own metrics by name."""
+    test_sizes: tuple[int, ...] = ()
+    """Where hosted agents have their own test samples: how many of those in `test` each has. None
+    where they share those in `test`."""
     note: str = ""
     """Which rule the partition could not obey; may be empty."""
     test_is_shared: bool = True
@@ -51,20 +62,26 @@ class Problem:
 
 
 def builder(
-    experiment: Experiment, shape: tuple[int, ...], classes: int
+    experiment: Experiment, like: Samples, class_names: Sequence[str]
 ) -> Callable[[], nn.Module]:
-    """Builds the network that the experiment names; a user's own only if this host allows it."""
-    return architecture_of(experiment, shape, classes).build
+    """Builds the network that the experiment names, for samples like these; a user's own only if
+    this host allows it."""
+    return architecture_of(experiment, like, class_names).build
 
 
-def architecture_of(experiment: Experiment, shape: tuple[int, ...], classes: int) -> Architecture:
-    """How the network that the experiment names is built."""
+def architecture_of(
+    experiment: Experiment, like: Samples, class_names: Sequence[str]
+) -> Architecture:
+    """How the network that the experiment names is built for samples like these."""
     kind: Literal["name", "code"] = "code" if models.is_code(experiment.model) else "name"
     if kind == "code":
         check_allowed(experiment.model)
-    options = experiment.model_options
     return Architecture(
-        model=experiment.model, kind=kind, options=options, input_shape=shape, classes=classes
+        model=experiment.model,
+        kind=kind,
+        options=experiment.model_options,
+        input_shape=tuple(like.inputs.shape[1:]),
+        classes=tasks.outputs_of(experiment, class_names, like.targets),
     )
 
 
@@ -80,12 +97,14 @@ def problem(
     agents: Sequence[int] | None = None,
     topology: Topology | None = None,
     build: Callable[[], nn.Module] | None = None,
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
     places: Mapping[int, str] | None = None,
+    functions: Mapping[str, Function] | None = None,
 ) -> Problem:
     """Loads, partitions and checks what the experiment names; arguments replace names.
 
     Keeps the samples of these agents (default: all). `places` are where agents' own data are.
+    `functions` are metrics by name.
     """
     topology = topology or topology_of(experiment)
     experiment.algorithm.check(topology)
@@ -104,7 +123,8 @@ def problem(
             raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
         places = dict(enumerate(folders))
     if experiment.data == OWN:
-        return _own_problem(experiment, hosted, topology, build, loss, places or {}, tokenizer)
+        made = _own_problem(experiment, hosted, topology, build, places or {}, tokenizer)
+        return with_task(made, experiment, None, loss, functions)
     source = data.load(experiment.data, experiment.data_root, options, tokenizer)
     fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
     targets = source.train.targets
@@ -117,31 +137,52 @@ def problem(
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
     classes = len(source.class_names)
-    build = build or builder(experiment, tuple(source.test.inputs.shape[1:]), classes)
+    build = build or builder(experiment, source.test, source.class_names)
     note = ""
     if places is not None:
         like, root = experiment.data, experiment.data_root
         names = source.class_names
-        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call)
+        found = own.load(
+            places, hosted, names, like, root, options, tokenizer, may_call, experiment.task
+        )
         # No agent trains on the common samples, held out or not.
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
-        labels = targets.numpy()
-        partitions.check_labels(labels[used], classes)
+        labels = strata(targets)
+        if experiment.task in CLASSES:
+            partitions.check_labels(labels[used], classes)
         split = partitions.partition(experiment.partition, labels, topology, seed, used)
         samples = [source.train.take(split.indices[agent]) for agent in hosted]
         note = split.note
-    return Problem(
+    made = Problem(
         topology=topology,
         model=build,
         samples=samples,
         test=source.test,
         transform=source.transform,
         class_names=source.class_names,
-        loss=loss,
         note=note,
         data_are_own=places is not None,
         preparation=source.preparation,
+    )
+    known = None if places is not None else [targets[used]]
+    return with_task(made, experiment, known, loss, functions)
+
+
+def with_task(
+    made: Problem,
+    experiment: Experiment,
+    known: Sequence[Tensor] | None,
+    loss: Loss | None = None,
+    functions: Mapping[str, Function] | None = None,
+) -> Problem:
+    """The problem with the experiment's task, loss and metrics, which are the user's own code only
+    if this host allows it. `known` are the targets of all agents, where this process has them."""
+    return replace(
+        made,
+        goal=tasks.goal_of(experiment),
+        loss=loss or tasks.loss_of(experiment, made.class_names, known),
+        functions={**tasks.functions_of(experiment), **(functions or {})},
     )
 
 
@@ -157,16 +198,16 @@ def _own_problem(
     hosted: Sequence[int],
     topology: Topology,
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
     places: Mapping[int, str],
     tokenizer: str | None,
 ) -> Problem:
     if experiment.partition != OWN:
         raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
     root, options = experiment.data_root, experiment.data_options
-    found = own.load(places, hosted, None, "", root, options, tokenizer)
+    task, ignored = experiment.task, experiment.ignore_index
+    found = own.load(places, hosted, None, "", root, options, tokenizer, task=task, ignored=ignored)
     names = found.class_names
-    made = of_the_hosts(experiment, topology, build, loss, found.samples, found.test, names)
+    made = of_the_hosts(experiment, topology, build, found.samples, found.tests, names)
     return replace(made, preparation=found.preparation)
 
 
@@ -174,26 +215,29 @@ def of_the_hosts(
     experiment: Experiment,
     topology: Topology,
     build: Callable[[], nn.Module] | None,
-    loss: Loss,
     samples: Sequence[Samples],
-    test: Samples,
+    tests: Sequence[Samples],
     names: tuple[str, ...],
 ) -> Problem:
-    """A problem with each host's own data; the handshake checks that they fit together."""
+    """A problem with each host's own data; the handshake checks that they fit together.
+
+    Each agent has its own test samples, or none; or there is one set for all of them.
+    """
     fraction, validation = experiment.fraction, experiment.validation
-    samples, test = data.cut_own(samples, test, fraction, validation, experiment.seed)
-    test = share_of_test(test, experiment)
+    samples, tests = data.cut_each(samples, tests, fraction, validation, experiment.seed)
+    tests = [share_of_test(test, experiment) for test in tests]
+    sizes = tuple(map(len, tests)) if len(tests) == len(samples) else ()
     if build is None:
         models.check_inputs(experiment.model, samples[0].inputs)
-        build = builder(experiment, tuple(samples[0].inputs.shape[1:]), len(names))
+        build = builder(experiment, samples[0], names)
     return Problem(
         topology=topology,
         model=build,
         samples=samples,
-        test=test,
+        test=data.joined(tests),
+        test_sizes=sizes,
         transform=Transform(),
         class_names=names,
-        loss=loss,
         test_is_shared=False,
         data_are_own=True,
     )
@@ -207,7 +251,7 @@ def task_of(experiment: Experiment, problem: Problem) -> Task:
         model = problem.model()
         if experiment.init:
             start_from(model, experiment.init)
-    return Task(model, problem.loss, dtype, device)
+    return Task(model, problem.loss, dtype, device, problem.goal)
 
 
 def device_of(name: str) -> torch.device:

@@ -13,7 +13,9 @@ class Record(TypedDict, total=False):
     """What is measured after an epoch, the same on every worker.
 
     Only the epoch is always there: versions of Parley and settings differ in what they record.
-    Fields that are not listed here are kept as they are. Accuracies are shares from 0 to 1.
+    Fields that are not listed here are kept as they are. Accuracies are shares from 0 to 1. Other
+    metrics have the same fields under their own names, such as ``rmse_mean_model``; what could not
+    be computed, such as AUROC where all samples have one class, is None.
     """
 
     epoch: Required[int]
@@ -44,6 +46,13 @@ class Record(TypedDict, total=False):
     """Test accuracy after further gossip rounds without training, mean over agents."""
     accuracy_agents: list[float | None]
     """Test accuracy of each agent's own model; None for an absent agent."""
+    accuracy_personal_agents: list[float | None]
+    """Accuracy of each agent's own model on that agent's own test samples; only if agents have
+    their own."""
+    accuracy_personal_mean_model_agents: list[float | None]
+    """Accuracy of the averaged model on each agent's own test samples."""
+    test_samples_agents: list[float | None]
+    """How many test samples each agent has of its own."""
     consensus_distance: float
     """Root mean square distance of the agents' models from their average."""
     distance_agents: list[float | None]
@@ -69,8 +78,8 @@ class Record(TypedDict, total=False):
 LARGEST = 1e150
 """The largest number that counts as one: squares of it are still finite."""
 
-EACH_AGENT = ("accuracy_agents", "distance_agents")
-"""Fields of a record that are lists with one value per agent."""
+EACH_AGENT = "_agents"
+"""How the names of fields end that are lists with one value per agent."""
 
 
 class Parsed(NamedTuple):

@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from parley.compute.threads import usable_cores
 from parley.data import Batch, Batches
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
+from parley.measures import PERSONAL, Measure
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.stopping import Callbacks, parse_stop
 from parley.training import metrics, statistics
@@ -36,6 +37,9 @@ from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
 
 log = logging.getLogger(__name__)
+
+OWN_DATA = " on its own test samples"
+"""Where a metric may be unknown because an agent has none."""
 
 
 def _present(values_N: Tensor) -> Tensor:
@@ -103,8 +107,14 @@ class Run:
         self.engine = self._choose_engine()
         self.meter = Meter()
         self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
-        make = metrics.TestSet if problem.test_is_shared else metrics.OwnTestSets
-        self.test = make(problem.test, problem.transform, self.engine, transport)
+        tested = (problem.test, problem.transform, self.engine, transport, problem.functions)
+        self.own_tests: metrics.OwnTestSets | None = None
+        """The agents' own test samples, where they have them."""
+        self.test: metrics.TestSet
+        if problem.test_is_shared:
+            self.test = metrics.TestSet(*tested)
+        else:
+            self.test = self.own_tests = metrics.OwnTestSets(*tested, problem.test_sizes)
         # Newcomers can bring more than there was at the start.
         self.test_samples_absent = max(0, (test_samples or 0) - self.test.count)
         """Test samples that are missing because their hosts are."""
@@ -114,7 +124,7 @@ class Run:
         self.steps_per_epoch = steps_per_epoch
         self.pace = Pace(experiment, steps_per_epoch, problem.lr_decay, problem.gamma_decay)
         self.callbacks = callbacks or Callbacks()
-        self.stop = parse_stop(experiment.stop_when)
+        self.stop = parse_stop(experiment.stop_when, experiment.measures)
         self.stopped = ""
         """Why the run ends before its last epoch, if it does."""
         self.records: list[Record] = []
@@ -333,10 +343,18 @@ class Run:
         return Diverged(f"{what}, step {step} of {self.steps}: {remedy}", step, epoch)
 
     def _reported(
-        self, what: str, values_N: Tensor, most: float = math.inf, least: float = 0.0
+        self,
+        what: str,
+        values_N: Tensor,
+        most: float = math.inf,
+        least: float = 0.0,
+        unknown: bool = False,
     ) -> Tensor:
-        """What agents have reported; NaN for what cannot be, whose sender is named."""
+        """What agents have reported; NaN for what cannot be, whose sender is named. It may be NaN
+        itself if it may be `unknown`."""
         bad_N = ~((values_N >= least) & (values_N <= most) & values_N.isfinite())
+        if unknown:
+            bad_N &= ~values_N.isnan()
         placement, guard = self.transport.placement, self.transport.guard
         if guard is None or not bool(bad_N.any()):
             return values_N
@@ -352,6 +370,53 @@ class Run:
         known = [None if math.isnan(value) else value for value in values]
         present = dict(zip(numbers, known, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
+
+    def _measured(self, mean_M: list[float], own_NM: Tensor, gossiped_NM: Tensor) -> dict[str, Any]:
+        """Every metric in all its forms. Row N, column M + 1: metric M of agent N's model."""
+        found: dict[str, Any] = {}
+        for place, measure in enumerate(self.experiment.measures, start=1):
+            own_N = self._figures(measure, own_NM[:, place])
+            gossiped_N = self._figures(measure, gossiped_NM[:, place], " after gossip")
+            present_N = _present(own_N)
+            known = len(present_N) > 0
+            after_N = _present(gossiped_N)
+            each = [float(f"{value:.6g}") for value in own_N.tolist()]
+            if measure.share:
+                each = [round(value, 6) for value in own_N.tolist()]
+            found |= {
+                measure.field("mean_model"): None if math.isnan(mean_M[place]) else mean_M[place],
+                measure.field("own"): float(present_N.mean()) if known else None,
+                measure.field("own_min"): float(present_N.min()) if known else None,
+                measure.field("own_max"): float(present_N.max()) if known else None,
+                measure.field("after_gossip"): float(after_N.mean()) if len(after_N) else None,
+                measure.field("agents"): self._by_agent(each),
+            }
+        return found
+
+    def _figures(self, measure: Measure, values_N: Tensor, where: str = "") -> Tensor:
+        """What a metric is for each agent's model; NaN for what cannot be, and what is unknown."""
+        a = "an" if measure.name[0] in "aeiou" else "a"
+        least = -math.inf if measure.least is None else measure.least
+        unknown = not measure.certain or where == OWN_DATA
+        words = f"{a} {measure.title}{where}"
+        return self._reported(words, values_N, measure.most, least, unknown)
+
+    def _personal(self, mean_E: Tensor) -> dict[str, Any]:
+        """How each agent's own model and the averaged one do on that agent's own test samples."""
+        if self.own_tests is None:
+            return {}
+        scores_N2M = self.own_tests.personal(self.models_AE, mean_E)
+        if bool(scores_N2M.isnan().all()):
+            return {}
+        sizes = torch.tensor(self.own_tests.sizes, dtype=torch.float64)
+        size_N = self._reported("test samples", self.transport.gather(sizes))
+        found: dict[str, Any] = {"test_samples_agents": self._by_agent(size_N.tolist())}
+        for place, measure in enumerate(self.experiment.measures, start=1):
+            for column, form in enumerate(PERSONAL):
+                values_N = self._figures(measure, scores_N2M[:, column, place], OWN_DATA)
+                values = [float(f"{value:.6g}") for value in values_N.tolist()]
+                found[measure.field(form)] = self._by_agent(values)
+        return found
 
     def _suspicious(self) -> int:
         """Suspicious messages so far, at all workers."""
@@ -370,13 +435,10 @@ class Run:
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         mean_E = self.mean_model()
         mean_D = mean_E[: self.task.size]
-        loss_N, own_N = self.test.everyone(self.models_AE).unbind(1)
-        self._check_losses(loss_N)
-        own_N = self._reported("an accuracy", own_N, 1.0)
-        gossiped_N = self.test.everyone(self._gossiped())[:, 1]
-        gossiped_N = _present(self._reported("an accuracy after gossip", gossiped_N, 1.0))
-        present_N = _present(own_N)
-        mean = self.test.score(mean_E)
+        own_NM = self.test.everyone(self.models_AE)
+        self._check_losses(own_NM[:, 0])
+        gossiped_NM = self.test.everyone(self._gossiped())
+        mean_M = self.test.score(mean_E)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         square_N = metrics.squared_distances(x_AD, mean_D, transport)
         square_N = _present(self._reported("a squared distance", square_N))
@@ -392,23 +454,20 @@ class Run:
             for kind, value in transport.sent.items()
         }
         samples = self._over_workers("samples", self.about()["samples"])
-        record: Record = {
+        found: dict[str, Any] = {
             "epoch": self.epoch,
             "step": self.step,
             "lr": lr,
             "test_samples": self.test.count,
-            "loss": mean.loss,
-            "accuracy_mean_model": mean.accuracy,
-            "accuracy_own": float(present_N.mean()),
-            "accuracy_own_min": float(present_N.min()),
-            "accuracy_own_max": float(present_N.max()),
-            "accuracy_after_gossip": float(gossiped_N.mean()),
-            "accuracy_agents": self._by_agent([round(a, 6) for a in own_N.tolist()]),
+            "loss": mean_M[0],
+            **self._measured(mean_M, own_NM, gossiped_NM),
             "consensus_distance": float(square_N.mean().sqrt()),
             "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
+            **self._personal(mean_E),
         }
+        record = cast(Record, found)
         if trained[1]:  # a round of local steps may be longer than an epoch, which then has none
             record["loss_train"] = float(trained[0] / trained[1])
         if suspicious := self._suspicious():

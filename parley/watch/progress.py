@@ -23,8 +23,9 @@ from rich.progress import (
 from rich.text import Text
 
 from parley.experiment import Experiment
+from parley.measures import KNOWN, Measure, of_record
 from parley.training.events import EpochDone, Event, Started, StepDone
-from parley.training.record import Record, sent_megabytes
+from parley.training.record import Record, sent_megabytes, value
 from parley.watch.log import console
 
 log = logging.getLogger(__name__)
@@ -79,14 +80,26 @@ def megabytes(record: Mapping[str, Any] | Record) -> float:
 
 def brief(record: Record) -> str:
     """A record, short enough to fit next to a bar."""
-    return f"{record['accuracy_mean_model']:.1%} averaged, {record['accuracy_own']:.1%} own"
+    return f"{_shown(record, 'mean_model')} averaged, {_shown(record, 'own')} own"
 
 
 def status(record: Record) -> str:
     """A record in a few words."""
-    gossiped, sent = f"{record['accuracy_after_gossip']:.1%}", f"{megabytes(record):.2f}"
+    gossiped, sent = _shown(record, "after_gossip"), f"{megabytes(record):.2f}"
     distance = f"{record['consensus_distance']:.3g}"
-    return f"accuracy {brief(record)}, {gossiped} gossiped, distance {distance}, {sent} MB sent"
+    what = _deciding(record).title
+    return f"{what} {brief(record)}, {gossiped} gossiped, distance {distance}, {sent} MB sent"
+
+
+def _deciding(record: Record) -> Measure:
+    found = of_record(record)
+    return found[0] if found else KNOWN["accuracy"]
+
+
+def _shown(record: Record, form: str) -> str:
+    measure = _deciding(record)
+    found = value(record, measure.field(form))
+    return "?" if found is None else measure.shown(found)
 
 
 class _Clock:

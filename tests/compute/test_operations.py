@@ -13,6 +13,8 @@ from torch.nn import functional
 from parley import models
 from parley.compute import layers
 from parley.compute.compiled import FusedEngine, supports
+from parley.compute.goals import Goal
+from parley.compute.losses import Settings, named_loss
 from parley.compute.operations import ACTIVATIONS, OPERATIONS, WINOGRAD
 from parley.compute.reader import Traced
 from parley.compute.task import Task
@@ -313,6 +315,36 @@ def test_losses_of_every_output(name: str) -> None:
     with pytest.raises(BadValue, match="targets of 10 numbers"):
         batch = batch._replace(targets=torch.rand(2, 20, 3))
         FusedEngine(task).gradients(moved(task, 1), batch, [0], [0])
+
+
+NAMED = {
+    "multilabel": Settings(),
+    "multilabel, weighted and smoothed": Settings(tuple(0.5 + 0.2 * k for k in range(10)), 0.1),
+    "binary": Settings(smoothing=0.2),
+    "regression": Settings(),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_losses_of_tasks(name: str) -> None:
+    torch.manual_seed(0)
+    kind = name.partition(",")[0]
+    outputs = 1 if kind == "binary" else 10
+    model = models.build("lenet5", (1, 12, 12), outputs)
+    task = Task(model, named_loss(kind, "auto", NAMED[name]), goal=Goal(kind))
+    batch = make_batch((1, 12, 12), (9, 20))
+    targets = torch.rand(2, 20, 10)
+    targets = targets if kind == "regression" else targets.round()
+    targets = targets[..., 0].long() if kind == "binary" else targets
+    batch = batch._replace(targets=targets)
+    task.fit("lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
+    assert supports(task, (1, 12, 12)) == ""
+    assert_same_gradients(task, batch)
+
+
+def test_one_logit_with_class_weights_is_left_to_torch() -> None:
+    task = Task(nn.Linear(3, 1), named_loss("binary", "auto", Settings((1.0, 2.0))))
+    assert "the loss is not" in supports(task)
 
 
 @st.composite

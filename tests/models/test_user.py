@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import parley
+from parley import code
 from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.models import user
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
 
@@ -51,13 +51,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     name = f"own_models_{abs(hash(str(tmp_path))):x}"
     (tmp_path / f"{name}.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(user.ALLOWED, "")
+    monkeypatch.setenv(code.ALLOWED, "")
     yield name
     sys.modules.pop(name, None)
 
 
 def test_a_function_or_a_class_is_called_with_what_it_asks_for(own: str) -> None:
-    user.allow([own])
+    code.allow([own])
     result = parley.train(model=f"{own}:net", model_options={"hidden": 6}, **QUICK)
     assert result.model()[1].out_features == 6
     by_class = parley.train(model=f"{own}:Net", model_options={"hidden": 6}, **QUICK)
@@ -71,10 +71,10 @@ def test_code_in_a_file_is_only_a_name(own: str) -> None:
     with pytest.raises(BadValue, match=f"with --allow-code {own}"):
         problems.problem(experiment, [0])
     assert own not in sys.modules
-    user.allow(["another"])
+    code.allow(["another"])
     with pytest.raises(BadValue, match="does not make this host run"):
         problems.problem(experiment, [0])
-    user.allow([own])
+    code.allow([own])
     assert isinstance(problems.problem(experiment, [0]).model(), nn.Sequential)
 
 
@@ -84,7 +84,7 @@ def test_a_program_that_names_code_may_run_it_and_a_folder_may_not(
     result = parley.train(model=f"{own}:net", **QUICK, out=tmp_path / "run")
     card = json.loads((tmp_path / "run" / "model.json").read_text())
     assert card["architecture"]["kind"] == "code"
-    monkeypatch.setenv(user.ALLOWED, "")
+    monkeypatch.setenv(code.ALLOWED, "")
     found = parley.load(tmp_path / "run")
     with pytest.raises(BadValue, match=r"valid: model\(allow_code="):
         found.model()
@@ -112,15 +112,8 @@ def test_what_cannot_be_built_is_refused(
         made.build()
 
 
-def test_a_module_that_cannot_be_imported_is_named() -> None:
-    with pytest.raises(BadValue, match="No module named 'nowhere_at_all'"):
-        user.function_of("nowhere_at_all:net")
-    with pytest.raises(BadValue, match="allow_code: 'a b' is not valid"):
-        user.allow(["a b"])
-
-
 def test_hosts_compare_architectures_and_not_code(own: str) -> None:
-    user.allow([own])
+    code.allow([own])
 
     def said(model: str, **options: Any) -> dict[str, Any]:
         experiment = Experiment.of(model=model, model_options=options, agents=3, fraction=0.2)

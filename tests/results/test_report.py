@@ -16,6 +16,7 @@ from parley import BadValue
 from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.measures import KNOWN
 from parley.reproduce import cell as paper
 from parley.reproduce.preset import Reduction
 from parley.reproduce.presets import presets
@@ -217,7 +218,7 @@ def test_many_agents_are_rows_of_a_heat_map(tmp_path: Path) -> None:
     n = charts.SMALL_MULTIPLES + 1
     records = [{"epoch": e, "accuracy_agents": [0.01 * e] * n} for e in range(1, 4)]
     run = RecordedRun(tmp_path, {}, records=records)
-    [chart] = charts.agents_section([Group("many", [run])]).charts
+    [chart] = charts.agents_section(KNOWN["accuracy"], [Group("many", [run])]).charts
     assert chart["kind"] == "heat" and np.shape(chart["values"]) == (n, 3)
     assert chart["values"][0] == [1, 2, 3]
 

@@ -146,6 +146,60 @@ def test_answers_are_those_of_the_model_on_images_and_arrays(
     assert sum(resized.probabilities.values()) == pytest.approx(1)
 
 
+ROWS = torch.tensor([[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]])
+
+
+def trained_for(task: str, width: int, targets: torch.Tensor, out: Path, **options: Any) -> Any:
+    """A linear model on six samples, and what it gives for `ROWS`."""
+    torch.manual_seed(3)
+    model = nn.Linear(3, width)
+    samples = (torch.randn(6, 3), targets)
+    parley.train(model, [samples, samples], task=task, algorithm="dpsgd", epochs=1, out=out,
+                 progress=False, **options)  # fmt: skip
+    np.save(out / "rows.npy", ROWS.numpy())
+    found = parley.load(out)
+    assert found.model(model)(ROWS).shape == (2, width)
+    return found.predict(out / "rows.npy", build=model), found.model(model)(ROWS).double()
+
+
+def test_answers_of_a_regression_are_numbers(tmp_path: Path) -> None:
+    found, outputs_ = trained_for("regression", 2, torch.randn(6, 2), tmp_path / "run")
+    assert [list(a.numbers.values()) for a in found] == pytest.approx(outputs_.tolist())
+    assert set(found[0].described()) == {"input", "numbers"}
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert card["task"] == "regression"
+
+
+def test_answers_of_a_multilabel_task_are_all_labels_above_a_half(tmp_path: Path) -> None:
+    targets = (torch.arange(12).view(6, 2) % 3 == 0).float()
+    found, outputs_ = trained_for("multilabel", 2, targets, tmp_path / "run")
+    for answer, of in zip(found, outputs_.sigmoid().tolist(), strict=True):
+        assert answer.probabilities == pytest.approx({"0": of[0], "1": of[1]})
+        assert set(filter(None, answer.label.split(", "))) == {
+            name for name, p in zip("01", of, strict=True) if p > 0.5
+        }
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_answers_of_a_binary_task_are_yes_or_no(tmp_path: Path, width: int) -> None:
+    found, outputs_ = trained_for("binary", width, torch.arange(6) % 2, tmp_path / "run")
+    yes = outputs_.sigmoid()[:, 0] if width == 1 else outputs_.softmax(1)[:, 1]
+    for answer, p in zip(found, yes.tolist(), strict=True):
+        assert answer.probabilities == pytest.approx({"0": 1 - p, "1": p})
+        assert answer.label == str(int(p > 0.5))
+
+
+def test_a_task_without_one_answer_has_none_in_words(tmp_path: Path) -> None:
+    from parley.store.outputs import Card
+
+    out = tmp_path / "run"
+    parley.train(**SMALL, out=out)
+    card = json.loads((out / "model.json").read_text())
+    other = Card(**(card | {"task": "segmentation"}))
+    with pytest.raises(BadValue, match="trained for the task segmentation"):
+        using.answers(nn.Identity(), other, ["x"], torch.zeros(1, 1, 8, 8))
+
+
 @pytest.mark.parametrize(
     ("make", "why"),
     [

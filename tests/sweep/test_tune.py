@@ -130,7 +130,7 @@ class TestResults:
         lost = [t for t in todo if t.job.failure is not None]
         assert [t.settings["lr"] for t in lost] == [1e6, 1e6]
         assert all("training has diverged" in (t.job.failure or "") for t in lost)
-        assert all(t.score[0] == -1 for t in lost)
+        assert all(t.score[0] == float("-inf") for t in lost)
         cells = [line.split("|") for line in (out / "table.md").read_text().splitlines()[2:]]
         assert [int(row[-2]) for row in cells] == [1, 1]
 

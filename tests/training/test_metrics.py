@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import parley
-from parley import graphs
+from parley import graphs, measures
 from parley.compute.engine import LoopEngine
+from parley.compute.goals import Goal
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.neighbourhood import Neighbourhood
@@ -265,6 +266,58 @@ def test_a_worker_cannot_claim_any_number_of_test_samples():
         own = metrics.OwnTestSets(Samples(*held_out()), Transform(), engine, transport)
         assert own.count == len(held_out()[1])
         assert transport.guard.counts == {2: 1}
+
+
+class Twin(Liar):
+    """The other worker has the same models and samples."""
+
+    def gather(self, values_A):
+        return torch.cat([values_A, values_A])
+
+
+def with_auroc():
+    """A task whose metrics need all outputs in one place (AUROC) and sums (F1)."""
+    goal = Goal(measures=measures.parse("classification", "auroc,f1,accuracy"))
+    task = Task(linear(), dtype=torch.float64, goal=goal)
+    inputs, targets = held_out()
+    task.fit("linear", inputs[:4].double(), targets[:4], CLASSES)
+    return LoopEngine(task)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_nor_any_other_metric(lie):
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0, numbers=(0, 1, 5, 6))
+    engine, test = with_auroc(), Samples(*held_out())
+    alone = metrics.TestSet(test, Transform(), engine, Local(placement))
+    transport = Twin(placement, guard=Guard(torch.float64))
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    x_D = engine.task.start()
+    x_AD = torch.stack([x_D, x_D + 0.3])
+    expected = torch.tensor(alone.score(x_D))
+    assert expected.isfinite().all() and len(expected) == 4
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    honest = own.everyone(x_AD)
+    transport.lie = LIES[lie]
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    torch.testing.assert_close(own.everyone(x_AD), honest)
+    assert transport.guard.counts == {5: 2}
+
+
+def test_targets_and_outputs_that_cannot_be_are_left_out():
+    placement = Placement(graphs.ring(4), (0, 0, 1, 1), here=0)
+    engine, test = with_auroc(), Samples(*held_out())
+    x_D = engine.task.start()
+    expected = torch.tensor(metrics.TestSet(test, Transform(), engine, Local(placement)).score(x_D))
+    transport = Twin(placement, guard=Guard(torch.float64))
+    transport.lie = lambda said: said + 99 if said.dtype == torch.int64 and said.ndim else said
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    assert own.count == len(test) and transport.guard.counts == {2: 1}
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    transport = Twin(placement, guard=Guard(torch.float64))
+    own = metrics.OwnTestSets(test, Transform(), engine, transport, None, (20, 21))
+    transport.lie = lambda said: said * torch.nan if said.shape[-1] == CLASSES else said
+    torch.testing.assert_close(torch.tensor(own.score(x_D)), expected)
+    assert transport.guard.counts == {2: 1}
 
 
 def test_what_workers_report_about_themselves(caplog):

@@ -18,6 +18,9 @@ def test_every_field_that_a_run_writes_is_in_the_type(tmp_path: Path) -> None:
     [record] = RunFolder(tmp_path / "run").records()
     # Only where hosts are absent, or send what they should not.
     optional = {"test_samples_absent", "suspicious_messages"}
+    # Only where agents have their own test samples.
+    optional |= {"accuracy_personal_agents", "accuracy_personal_mean_model_agents"}
+    optional |= {"test_samples_agents"}
     assert set(record) == set(Record.__annotations__) - optional
     assert Record.__required_keys__ == {"epoch"}
 

@@ -3,14 +3,25 @@
 const { parley } = window;
 const MOST = 12; // as many as the server follows for one page
 const STATES = ["running", "finished", "stopped", "failed", "died"];
-const CURVES = [
-  {
-    key: "accuracy", title: "Test accuracy", y: { name: "%", unit: "%" }, factor: 100,
-    fields: {
-      accuracy_mean_model: "averaged model", accuracy_own: "own models, mean",
-      accuracy_after_gossip: "after gossip", accuracy_own_min: "worst agent", accuracy_own_max: "best agent",
-    },
+// What runs of older versions have measured.
+const ACCURACY = [{ name: "accuracy", title: "accuracy", share: true, higher: true }];
+const axisOf = (m) => (m.share ? { y: { name: "%", unit: "%" }, factor: 100 } : { y: { name: "" } });
+const curveOf = (m) => ({
+  key: m.name, title: `Test ${m.title}`, ...axisOf(m), own: m.name,
+  fields: {
+    [`${m.name}_mean_model`]: "averaged model", [`${m.name}_own`]: "own models, mean",
+    [`${m.name}_after_gossip`]: "after gossip",
+    [`${m.name}_own_min`]: m.higher ? "worst agent" : "best agent", [`${m.name}_own_max`]: m.higher ? "best agent" : "worst agent",
   },
+});
+const comparedOf = (m) => [
+  { title: `${capital(m.title)}, averaged model`, ...axisOf(m), field: `${m.name}_mean_model` },
+  { title: `${capital(m.title)}, own models (mean)`, ...axisOf(m), field: `${m.name}_own` },
+  { title: `${capital(m.title)} after gossip`, ...axisOf(m), field: `${m.name}_after_gossip` },
+];
+const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+const measuresOf = (id) => (rows.get(id)?.measures?.length ? rows.get(id).measures : ACCURACY);
+const CURVES = [
   { key: "loss", title: "Loss", y: { name: "" }, fields: { loss: "test, averaged model", loss_train: "training, own models" } },
   { key: "distance", title: "Distance between agents", y: { name: "", log: true }, fields: { consensus_distance: "consensus distance" } },
   { key: "bytes", title: "MB sent per agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, fields: { bytes_models: "models", bytes_cross_gradients: "cross-gradients" } },
@@ -18,9 +29,6 @@ const CURVES = [
 ];
 // Side by side there is one chart for each of these, and one line for each run.
 const COMPARED = [
-  { title: "Accuracy, averaged model", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_mean_model" },
-  { title: "Accuracy, own models (mean)", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_own" },
-  { title: "Accuracy after gossip", y: { name: "%", unit: "%" }, factor: 100, field: "accuracy_after_gossip" },
   { title: "Test loss, averaged model", y: { name: "" }, field: "loss" },
   { title: "Distance between agents", y: { name: "", log: true }, field: "consensus_distance" },
   { title: "MB sent per agent", y: { name: "MB", unit: "MB", zero: true }, factor: 1e-6, field: "bytes" },
@@ -58,6 +66,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
+const figure = (m, record, form) => (m.share ? percent(record[`${m.name}_${form}`]) : parley.number(record[`${m.name}_${form}`]));
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "–");
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -257,7 +266,7 @@ function drawRun(item, row) {
   state.className = `state ${row.state}`;
   setText(state, row.state === "running" ? `${Math.floor(100 * row.done)} %` : row.state);
   setText(facts, [row.label, row.data, row.agents && `${row.agents} agents`, Number.isInteger(row.seed) && `seed ${row.seed}`].filter(Boolean).join(", "));
-  setText(score, percent(row.last.accuracy_mean_model));
+  setText(score, figure(measuresOf(row.id)[0], row.last, "mean_model"));
 }
 
 function choose(ids, quietly = false) {
@@ -289,7 +298,8 @@ function show() {
 }
 
 function draw() {
-  const key = chosen.join("\n");
+  // What was measured is not known before a run's row is.
+  const key = chosen.map((id) => [id, ...measuresOf(id).map((m) => m.name)].join(" ")).join("\n");
   if (!view || view.key !== key) {
     view?.dispose();
     $("shown").replaceChildren();
@@ -415,9 +425,9 @@ function facts(row) {
 }
 
 const TILES = {
-  "averaged model": (r) => percent(r.accuracy_mean_model),
-  "own models": (r) => percent(r.accuracy_own),
-  "after gossip": (r) => percent(r.accuracy_after_gossip),
+  "averaged model": (r, m) => figure(m, r, "mean_model"),
+  "own models": (r, m) => figure(m, r, "own"),
+  "after gossip": (r, m) => figure(m, r, "after_gossip"),
   "test loss": (r) => parley.number(r.loss),
   "distance": (r) => parley.number(r.consensus_distance),
   "sent per agent": (r) => parley.number((r.bytes_models + r.bytes_cross_gradients) / 1e6, "MB"),
@@ -433,11 +443,11 @@ function alone(key) {
   const values = Object.fromEntries(Object.keys(TILES).map((name) => [name, make("dd")]));
   const tiles = make("dl", { className: "tiles" }, ...Object.entries(values).map(([name, dd]) => make("div", {}, make("dt", {}, name), dd)));
   const graph = graphCard("Distance of each agent from the mean", id);
-  const cards = CURVES.map((curve) =>
+  const cards = [...measuresOf(id).map(curveOf), ...CURVES].map((curve) =>
     lineCard(curve.title, () => ({
       y: curve.y,
       series: Object.entries(curve.fields)
-        .map(([field, name], slot) => ({ name, slot, dash: field.startsWith("accuracy_own_m") ? 1 : 0, ...line(run(), field, curve.factor) }))
+        .map(([field, name], slot) => ({ name, slot, dash: field.startsWith(`${curve.own}_own_m`) ? 1 : 0, ...line(run(), field, curve.factor) }))
         .filter((s) => s.y),
     })),
   );
@@ -453,7 +463,7 @@ function alone(key) {
     setText(sub, [id, row && facts(row)].filter(Boolean).join(" · "));
     state.update();
     trouble.update(troubles(id));
-    for (const [name, dd] of Object.entries(values)) setText(dd, TILES[name](row?.last ?? {}));
+    for (const [name, dd] of Object.entries(values)) setText(dd, TILES[name](row?.last ?? {}, measuresOf(id)[0]));
     graph.update();
     cards.forEach((c) => c.update());
     const { records, stride, about: told } = run();
@@ -495,7 +505,8 @@ function sideBySide(key) {
   const table = make("div", { className: "scroll", tabIndex: 0 }, make("table", {}, head, body));
   table.setAttribute("role", "region");
   table.setAttribute("aria-label", "The newest figures of each run");
-  const cards = COMPARED.map((curve) =>
+  const measured = [...new Map(ids.flatMap(measuresOf).map((m) => [m.name, m])).values()];
+  const cards = [...measured.flatMap(comparedOf), ...COMPARED].map((curve) =>
     lineCard(curve.title, () => ({
       y: curve.y,
       link: "runs",
@@ -519,7 +530,7 @@ function sideBySide(key) {
         state.firstChild.className = `state ${row?.state ?? ""}`;
         setText(state.firstChild, row ? `${row.state}${row.state === "running" && row.left !== null ? `, ${duration(row.left)} left` : ""}` : "missing");
         setText(epoch, `${row?.last.epoch ?? 0} of ${row?.epochs ?? "?"}`);
-        Object.values(TILES).forEach((tile, k) => setText(cells[k], tile(row?.last ?? {})));
+        Object.values(TILES).forEach((tile, k) => setText(cells[k], tile(row?.last ?? {}, measuresOf(id)[0])));
       },
     );
     cards.forEach((c) => c.update());
@@ -588,7 +599,7 @@ function graphCard(title, id) {
     const row = rows.get(id);
     const moving = (row?.state === "running" || timer !== null) && !still.matches;
     const scale = scaleOf(all);
-    const described = { graph, frame, scale, moving, sent: row?.last ?? {}, renderer: "canvas", live: true, about: inWords(graph, frame) };
+    const described = { graph, frame, scale, moving, sent: row?.last ?? {}, first: measuresOf(id)[0], renderer: "canvas", live: true, about: inWords(graph, frame) };
     if (chart) chart.update(described);
     else chart = parley.customChart(body, described, graphOption);
     drawCaption(caption, graph, described);
@@ -658,7 +669,7 @@ function bends({ positions, edges }, apart) {
   });
 }
 
-function graphOption({ graph, frame, scale, moving, sent }, ink, self) {
+function graphOption({ graph, frame, scale, moving, sent, first }, ink, self) {
   const { positions, edges } = graph;
   const [width, height] = [self.canvas.clientWidth || 400, self.canvas.clientHeight || 320];
   const spans = [0, 1].map((k) => [Math.min(...positions.map((p) => p[k])), Math.max(...positions.map((p) => p[k]))]);
@@ -704,7 +715,7 @@ function graphOption({ graph, frame, scale, moving, sent }, ink, self) {
         [
           `<b>agent ${agent}</b>`,
           distances && `distance ${parley.number(distances[agent])}`,
-          frame?.accuracy_agents && `accuracy ${percent(frame.accuracy_agents[agent])}`,
+          frame?.[`${first.name}_agents`] && `${first.title} ${figure(first, { [`${first.name}_agents`]: frame[`${first.name}_agents`][agent] }, "agents")}`,
           holdings(graph, agent),
         ].filter(Boolean).join("<br>"),
     },
