@@ -31,7 +31,8 @@ def test_operations_with_address_and_undefined_behaviour_sanitizers(tmp_path: Pa
     environment = {
         **os.environ,
         "CC": f"{compiler} {checks}",
-        "LD_PRELOAD": library,
+        # The sanitizer passes on what torch throws, and must find who catches it.
+        "LD_PRELOAD": f"{library} {runtime(compiler, 'libstdc++.so.6')}".strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONPATH": str(ROOT),
     }
