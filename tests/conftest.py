@@ -31,6 +31,17 @@ SLOW = (
     "store/test_status::test_stopped_is_told_from_killed",
     "sweep/test_compare::test_runs_side_by_side_stopped_and_resumed_are_those_one_by_one",
     "sweep/test_compare::test_runs_end_with_a_command_that_is_killed",
+    "test_digests::test_workers_that_the_run_starts_itself_give_the_same",
+    "store/test_checkpoint::test_killed_at_any_moment_it_ends_with_the_same_numbers",
+    "store/test_repeat::test_from_the_command_line",
+    "test_first_contact::test_a_machine_without_a_compiler_says_what_is_used_instead",
+    "test_first_contact::test_other_systems",
+    "watch/test_progress::test_a_notebook_gets_one_display_without_widgets_and_shows_the_plot",
+    *("data/test_data::test_real_datasets", "data/test_data::test_real_imagenette"),
+    "results/test_report::test_the_same_plots_as_pictures",
+    "results/test_report::test_the_command_writes_the_page_beside_the_runs",
+    "cluster/test_membership::test_one_that_dies_right_after_settling_a_roster",
+    "test_lock::test_a_file_that_was_changed_is_not_installed",
 )
 """What starts hosts, kills processes, compiles or runs long: not part of `make check`."""
 SLOW_FIXTURES = {"chromium", "logged", "on_two_workers", "spread_out"}
@@ -49,12 +60,7 @@ LONGEST = (
     *("measuring", "compute/test_sanitizers", "cluster/test_launch", "store/test_power"),
     *("test_digests", "test_docs", "cluster/test_faults", "reproduce/test_reproduce"),
     *("peers/test_join", "wire/test_transport", "cluster/test_suspicious", "peers/test_heal"),
-    *(
-        "algorithms/test_algorithms",
-        "dash/test_dash_page",
-        "results/test_web",
-        "cluster/test_hosts",
-    ),
+    *("algorithms/test_algorithms", "dash/test_dash_page", "results/test_web"),
     *("cluster/test_hosts", "store/test_lock", "results/test_report", "watch/test_trackers"),
     *("compute/test_fused", "wire/test_apart", "reproduce/test_theory", "algorithms/test_field"),
 )

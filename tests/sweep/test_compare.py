@@ -67,7 +67,7 @@ OTHER = {
     "suspicious": ("warn", "stop"), "gamma_decay": ("constant", "cosine:warmup=2"),
     "stop_when": ("", "loss<=0.1"),
     "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0),
-    "data_root": ("here", "there"), "buffers": ("local", "mixed"), "init": ("", "weights.safetensors"),
+    "data_root": ("here", "there"), "buffers": ("local", "mixed"), "init": ("", "old.safetensors"),
 }  # fmt: skip
 """For every field, a value for all and another behind a name."""
 
