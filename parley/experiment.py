@@ -57,7 +57,6 @@ HOW = frozenset(
 )
 """Fields that affect how a run is executed, not what it computes: they may change on resuming."""
 
-
 BY_CLASS = ("skew", "dirichlet", "classes")
 """Partitions that need one class for each sample."""
 

@@ -59,10 +59,13 @@ class TestSet:
         """Loss and metrics of a model that every process has."""
         return self._of(x_E, slice(None))
 
+    def scores(self, models_AE: Tensor) -> Tensor:
+        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
+        return torch.tensor([self.score(x_E) for x_E in models_AE], dtype=torch.float64)
+
     def everyone(self, models_AE: Tensor) -> Tensor:
         """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
-        scores = [self.score(x_E) for x_E in models_AE]
-        return self.transport.gather(torch.tensor(scores, dtype=torch.float64))
+        return self.transport.gather(self.scores(models_AE))
 
     def _of(self, x_E: Tensor, part: slice) -> list[float]:
         """Loss and metrics on some of the samples that are here."""
@@ -138,14 +141,18 @@ class OwnTestSets(TestSet):
                 self._report(worker, f"reported {count} test samples")
                 counts[worker] = 0
         self._longest = max(counts)
+        self.count = self._counted()
         if self.pooled:
             self._places = self._located()
             """Where the samples of each worker are among all, in the order of the agents."""
             self._all_targets = self._gathered_targets()
-        self.count = sum(counts)
-        if not self.count:
+            self.count = self._counted()
+
+    def _counted(self) -> int:
+        if not any(self._counts):
             valid = "a test split for at least one of the agents that are present"
             raise BadValue("data", "own", valid, "there is none")
+        return sum(self._counts)
 
     def score(self, x_E: Tensor) -> list[float]:
         """Loss and metrics on the samples of all agents."""

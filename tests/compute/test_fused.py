@@ -65,7 +65,8 @@ def assert_same_gradients(task: Task, batch: Batch, rows: Sequence[int] | None =
     fused_P, fused_PD = FusedEngine(task).gradients(x_PD, batch, rows, rows)
     assert fused_PD.shape == g_PD.shape
     torch.testing.assert_close(fused_P, loss_P, rtol=1e-5, atol=1e-6)
-    double = Task(copy.deepcopy(task.model), each_double(task.loss), torch.float64)
+    exactly = each_double(task.loss)
+    double = Task(copy.deepcopy(task.model), exactly, torch.float64, goal=task.goal)
     targets = batch.targets.double() if batch.targets.is_floating_point() else batch.targets
     exact = batch._replace(
         inputs=batch.inputs.double(), weights=batch.weights.double(), targets=targets

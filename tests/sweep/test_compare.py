@@ -68,6 +68,8 @@ OTHER = {
     "stop_when": ("", "loss<=0.1"),
     "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0),
     "data_root": ("here", "there"), "buffers": ("local", "mixed"), "init": ("", "old.safetensors"),
+    "task": ("classification", "binary"), "loss": ("auto", "cross-entropy"), "metrics": ("", "f1"),
+    "class_weights": ("", "1,5"), "label_smoothing": (0.0, 0.1), "ignore_index": (-100, 255),
 }  # fmt: skip
 """For every field, a value for all and another behind a name."""
 
