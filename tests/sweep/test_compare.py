@@ -235,8 +235,9 @@ def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
     code, out, _ = command("--algorithm ngc --seeds 1 --epochs 1 --parallel 1 --out one")
     assert code == 0 and "digits, 3 agents, ring, skew:1, 1 epoch, 1 seed" in out
     assert "±" not in out and "written to one: table.md" in out
-    row = {"label": "CompNGC", "seeds": 3} | dict.fromkeys(FIGURES, 0.123456)
-    row |= {f"{key}_std": 0.012345 for key in FIGURES} | {"bytes_models": 123456789.0}
+    fields = (*(f"accuracy_{form}" for form in FORMS), *FIGURES)
+    row = {"label": "CompNGC", "seeds": 3} | dict.fromkeys(fields, 0.123456)
+    row |= {f"{key}_std": 0.012345 for key in fields} | {"bytes_models": 123456789.0}
     shown = Console(width=80, color_system=None)
     with shown.capture() as captured:
         shown.print(compare.table([row]).terminal())
