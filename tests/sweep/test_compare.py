@@ -14,6 +14,7 @@ from parley.algorithms import ALGORITHMS
 from parley.cli.main import main
 from parley.cli.screen import screen
 from parley.cluster import launch
+from parley.measures import FORMS
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, jobs, labels, parse_algorithms
 from parley.sweep.jobs import Job
