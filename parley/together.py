@@ -94,7 +94,10 @@ def join(
         if test is not None:
             each = [test.get(agent) for agent in mine] if isinstance(test, Mapping) else test
             tests = given.test_sets(each, samples, task)
-        load = partial(_own, build, scored, samples, tests, classes)
+        # Before anybody is waited for.
+        targets = [part.targets for part in [*samples, *tests]]
+        names = _names(classes, experiment.task, targets, experiment.ignore_index)
+        load = partial(_own, build, scored, samples, tests, names)
     logged = trackers.parse(log)
     where = Path(out) if out else None
     if logged and where is None:
@@ -158,13 +161,11 @@ def _own(
     scored: given.Scored,
     samples: list[Samples],
     tests: list[Samples],
-    classes: int | Sequence[str] | None,
+    names: tuple[str, ...],
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     """This peer's part of a problem whose data only the peers have."""
-    targets = [part.targets for part in [*samples, *tests]]
-    names = _names(classes, experiment.task, targets, experiment.ignore_index)
     graph = problems.topology_of(experiment)
     experiment.algorithm.check(graph)
     made = problems.of_the_hosts(experiment, graph, build, samples, tests, names)
