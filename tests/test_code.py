@@ -14,6 +14,7 @@ from parley.cli.flags import given_options
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.training import problem as problems
+from tests.own_module import own_module
 
 MODULE = """
 from torch.nn import functional
@@ -30,12 +31,8 @@ QUICK: dict[str, Any] = {"agents": 3, "epochs": 1, "fraction": 0.2, "progress": 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module of which nobody has said that it may be used."""
-    name = f"own_scores_{abs(hash(str(tmp_path))):x}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(code.ALLOWED, "")
-    yield name
-    sys.modules.pop(name, None)
+    with own_module(tmp_path, monkeypatch, MODULE) as name:
+        yield name
 
 
 @pytest.mark.parametrize(("field", "function"), [("loss", "doubled"), ("metrics", "wrong:lower")])

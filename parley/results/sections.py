@@ -22,10 +22,8 @@ from parley.results.curves import (
     series_of,
     short_number,
 )
-from parley.results.graphs import describe_graph
 from parley.results.group import Group, Take, curve, field_of
-from parley.results.layout import recorded_graph
-from parley.results.read import RecordedRun
+from parley.results.once import confusion_chart, graph_chart
 from parley.results.table import Table
 from parley.training.record import Record, number, sent_megabytes
 
@@ -33,10 +31,6 @@ SHOWN = {"mean_model": "averaged model", "own": "own models", "after_gossip": "a
 """The forms of a metric that are drawn."""
 SMALL_MULTIPLES = 36
 """Up to this many agents each get their own plot; more become rows of a heat map."""
-LARGEST_MATRIX = 1_000_000
-"""Entries of a confusion matrix that can be drawn."""
-PLACED = 300
-"""The most agents for which a graph is drawn."""
 
 
 @dataclass(frozen=True)
@@ -420,7 +414,7 @@ def _confusion_section(groups: Sequence[Group]) -> Section:
         if run is None or run.confusion is None:
             continue
         for which in ("worst", "best"):
-            found = _confusion_chart(group, run, run.confusion, which)
+            found = confusion_chart(group.label, run.confusion, which)
             if found:
                 charts.append(found)
     if not charts:
@@ -437,35 +431,6 @@ def _confusion_section(groups: Sequence[Group]) -> Section:
         f"{', of the first seed' * any(len(g.runs) > 1 for g in groups)}."
     )
     return Section(name, title, text, charts)
-
-
-def _confusion_chart(
-    group: Group, run: RecordedRun, confusion: dict[str, Any], which: str
-) -> Description | None:
-    try:
-        agent, classes = int(confusion[which]["agent"]), [str(c) for c in confusion["classes"]]
-        counts = np.array(confusion[which]["matrix"], dtype=float)
-        accuracy = float(confusion[which]["accuracy"])
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return None
-    answers = [*classes, "other"]
-    if counts.shape not in ((len(classes), len(classes)), (len(classes), len(answers))):
-        return None
-    if not np.isfinite(counts).all() or counts.size > LARGEST_MATRIX or number(accuracy) is None:
-        return None
-    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    title = f"{group.label}: {which} agent ({agent}), {accuracy:.1%}"
-    return {
-        "kind": "heat",
-        "title": title,
-        "about": f"Confusion matrix. {title} of test samples correct.",
-        "x": {"name": "predicted class", "names": answers[: counts.shape[1]]},
-        "y": {"name": "true class", "names": classes},
-        "values": [[round(v, 1) for v in row] for row in shares.tolist()],
-        "unit": "%",
-        "max": 100,
-        "square": counts.shape[0] == counts.shape[1],
-    }
 
 
 def graph_section(groups: Sequence[Group]) -> Section:
@@ -495,22 +460,3 @@ def graph_section(groups: Sequence[Group]) -> Section:
             "because the runs were made by an older version."
         )
     return Section(name, title, text, charts)
-
-
-def graph_chart(run: RecordedRun) -> Description:
-    """The graph of a run; raises `ParleyError` with the reason if it cannot be drawn."""
-    graph = recorded_graph(run.options, run.agents)
-    if graph.agents > PLACED:
-        raise ParleyError(f"a graph of {graph.agents} agents is too large to draw")
-    held, classes = _held(run.agents or {}, graph.agents)
-    return describe_graph(graph, str(run.options.get("partition", "")), held, classes)
-
-
-def _held(agents: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.int64] | None, list[str]]:
-    """The number of samples per agent and class, and the classes' names; None if not recorded."""
-    try:
-        held = np.array(agents["held"], dtype=np.int64)
-        classes = [str(name) for name in agents["classes"]]
-    except (ArithmeticError, LookupError, TypeError, ValueError):
-        return None, []
-    return (held, classes) if held.shape == (count, len(classes)) else (None, [])

@@ -18,6 +18,7 @@ from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
+from tests.own_module import own_module
 
 MODULE = """
 from torch import nn
@@ -48,12 +49,8 @@ QUICK: dict[str, Any] = {"agents": 3, "epochs": 1, "fraction": 0.2, "progress": 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a module with models, of which nobody has said that it may be used."""
-    name = f"own_models_{abs(hash(str(tmp_path))):x}"
-    (tmp_path / f"{name}.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv(code.ALLOWED, "")
-    yield name
-    sys.modules.pop(name, None)
+    with own_module(tmp_path, monkeypatch, MODULE) as name:
+        yield name
 
 
 def test_a_function_or_a_class_is_called_with_what_it_asks_for(own: str) -> None:

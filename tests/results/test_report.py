@@ -20,8 +20,8 @@ from parley.measures import KNOWN
 from parley.reproduce import cell as paper
 from parley.reproduce.preset import Reduction
 from parley.reproduce.presets import presets
+from parley.results import once, style
 from parley.results import sections as charts
-from parley.results import style
 from parley.results.curves import POINTS
 from parley.results.group import Group, curve, field_of, group_seeds
 from parley.results.page import page as report_page
@@ -372,7 +372,7 @@ def test_bad_input_is_one_line(
 def test_a_graph_that_cannot_be_known_is_no_error(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, {}, None, {}, [], None, None, None)
     with pytest.raises(ParleyError, match="its experiment cannot be read"):
-        charts.graph_chart(run)
+        once.graph_chart(run)
     assert charts.graph_section([Group("x", [run])]).missing == "x: its experiment cannot be read."
     with pytest.raises(BadValue, match=r"has no experiment\.toml"):
         read_run(tmp_path)
