@@ -1,7 +1,7 @@
 # `make demo` and `make test` need Python 3.11+ and make, nothing else: both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
-# Pytest's workers: one for each core.
+# Pytest's workers: as many as tests/conftest.py thinks best for the cores that there are.
 CORES ?= auto
 
 .PHONY: demo check test test-pythons lint format docs bench web licences clean
@@ -57,9 +57,12 @@ docs: .venv/installed
 
 # Ratios, measured side by side; on a machine that does nothing else.
 bench: .venv/installed
+	$(BIN)/python -m benchmarks.networks
+	$(BIN)/python -m benchmarks.bounds
+	$(BIN)/python -m benchmarks.costs
 	$(BIN)/python -m benchmarks.steps --missing
 	$(BIN)/python -m benchmarks.profile
-	{ $(BIN)/python -m benchmarks.steps --table; $(BIN)/python -m benchmarks.profile --table; } > docs/benchmarks-table.md
+	$(BIN)/python -m benchmarks.page
 
 # The pages inside the wheel, from web/; needs Node 20 or newer, which users do not.
 web:

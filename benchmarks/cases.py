@@ -35,7 +35,14 @@ SHAPES = {
     **dict.fromkeys(("lenet5", "mlp"), (1, 28, 28)),
     "logistic": (1, 8, 8),
     **dict.fromkeys(("cnn5", "vgg11", "resnet20", "mobilenetv2", "own"), COLOUR),
+    "resnet18": (3, 224, 224),
+    "bert-mini": (128,),
 }
+"""Of one input: channels, rows and columns, or the tokens of a text."""
+TOKENS = 30_522
+"""Of the text models' vocabulary."""
+OPTIONS: dict[str, dict[str, float]] = {"bert-mini": {"dropout": 0.0}}
+"""No dropout: it would draw other numbers in each implementation."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,12 @@ class Case:
         return -(-self.samples // self.batch)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         return SHAPES[self.model]
+
+    @property
+    def is_text(self) -> bool:
+        return len(self.shape) == 1
 
     def topology(self) -> Topology:
         return ring(self.agents)
@@ -81,20 +92,26 @@ class Case:
     def _build(self) -> partial[nn.Module]:
         if self.model == "own":
             return partial(own, self.shape, CLASSES)
-        options = {"hidden": self.hidden} if self.model == "mlp" else {}
+        options = {"hidden": self.hidden} if self.model == "mlp" else OPTIONS.get(self.model, {})
         return partial(models.build, self.model, self.shape, CLASSES, **options)
 
     def transform(self) -> Transform:
         """As in the paper: colour images are flipped and cropped, others are not."""
+        if self.is_text:
+            return Transform()
         channels, *_ = self.shape
         half = (0.5,) * channels
         return Transform(half, half, *((True, 4) if channels == 3 else (False, 0)))
 
     def samples_of(self, agent: int) -> Samples:
-        """An agent's own images: only some classes, each a distinct pattern with noise."""
+        """An agent's own samples: only some classes, each a distinct pattern with noise."""
         rng = np.random.default_rng([self.seed, agent])
         own = [c for c in range(CLASSES) if c % self.agents == agent] or [agent % CLASSES]
         targets = rng.choice(own, self.samples)
+        if self.is_text:
+            texts = rng.integers(1_000, TOKENS, size=(self.samples, *self.shape))
+            texts[:, 0] = targets
+            return Samples(torch.from_numpy(texts), torch.from_numpy(targets))
         patterns = np.random.default_rng(self.seed).integers(128, size=(CLASSES, *self.shape))
         noise = rng.integers(128, size=(self.samples, *self.shape), dtype=np.uint8)
         inputs = patterns.astype(np.uint8)[targets] + noise
@@ -153,9 +170,9 @@ def forward_flops(model: nn.Module, shape: tuple[int, ...]) -> list[int]:
 
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
     hooks = [layer.register_forward_hook(count) for layer in layers]
-    dtype = next(model.parameters()).dtype
+    dtype = next(model.parameters()).dtype if len(shape) > 1 else torch.int64
     with torch.no_grad():
-        model(torch.zeros(1, *shape, dtype=dtype))
+        model(torch.ones(1, *shape, dtype=dtype))  # a token of 0 would be padding
     for hook in hooks:
         hook.remove()
     return counts
@@ -181,6 +198,16 @@ def every_case() -> list[Case]:
     ]
     growth = [Case("ngc1", "logistic", agents) for agents in (10, 100, 1_000, 10_000)]
     return sorted(paper + deeper + growth, key=lambda case: case.agents)
+
+
+NETWORKS = (
+    *(Case("ngc1", model, 10) for model in ("lenet5", "cnn5", "own", "vgg11")),
+    *(Case("ngc1", "resnet20", agents) for agents in (5, 10, 20)),
+    Case("ngc1", "mobilenetv2", 10),
+    Case("ngc1", "bert-mini", 3, batch=16, samples=32),
+    Case("ngc1", "resnet18", 3, batch=16, samples=32),
+)
+"""The networks of the paper and a user's own, from the quickest to the slowest."""
 
 
 QUICK = (

@@ -44,6 +44,7 @@ class Parley:
     """Parley's own training loop, one step at a time."""
 
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
+        from parley.data_sizes import Sizes
         from parley.training.events import Started
         from parley.training.run import Run
         from parley.wire.local import Local
@@ -54,10 +55,8 @@ class Parley:
         problem = case.problem(placement.agents)
         transport = Local(placement) if workers == 1 else Processes(placement)
         # One epoch without end: nothing is evaluated between the steps.
-        endless = sys.maxsize
-        self.run = Run(
-            case.experiment(workers, threads), problem, transport, steps_per_epoch=endless
-        )
+        endless = Sizes(steps_per_epoch=sys.maxsize, mean=1.0)
+        self.run = Run(case.experiment(workers, threads), problem, transport, sizes=endless)
         self._events = self.run.events()
         assert isinstance(next(self._events), Started)
 

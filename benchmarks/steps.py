@@ -12,6 +12,7 @@ steps from the same start on the same batches.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -33,10 +34,15 @@ import torch
 from benchmarks.cases import QUICK, Case, Rule, every_case
 from benchmarks.contestants import ENTRIES, Contestant
 from benchmarks.table import render
+from parley.compute import kernels
 
 RESULTS = Path(__file__).parent / "results.json"
 
 AGREEMENT_STEPS = 3
+SLOW = 3.0
+"""Seconds of a step: where the first contestant takes longer, one step has to do for agreement."""
+FEWEST = 2
+"""Turns, however little time there is."""
 TOLERANCE = 1e-3
 """How far apart two float32 trajectories may be after those steps, relative to the way covered:
 ‖x - y‖ / ‖x - start‖ over all agents together."""
@@ -57,7 +63,7 @@ PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    results = _read(options.out)
+    results = read(options.out)
     if options.table:
         print(render(results))
         return 0
@@ -79,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["PARLEY_CACHE"] = cache  # start-up as on a new machine
         for agents, group in groupby(cases, lambda case: case.agents):
-            failures += _measure_group(agents, list(group), options, results)
+            failures += measure_group(agents, list(group), options, results)
         for case in memory:
             # A peak hardly differs from one time to the next.
             results["memory"][_memory_key(case)] = _memory(case, 1 if options.quick else 3)
@@ -110,6 +116,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, help="about how long a turn lasts, at least a step (1; 0.5)"
     )
+    parser.set_defaults(budget=float("inf"))
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results are merged into")
     parser.add_argument("--table", action="store_true", help="print the results as Markdown")
     options = parser.parse_args(arguments)
@@ -128,7 +135,7 @@ def _left_out(name: str, without: Sequence[str]) -> bool:
     return any(text in name for text in without)
 
 
-def _measure_group(
+def measure_group(
     agents: int, cases: Sequence[Case], options: argparse.Namespace, results: dict[str, Any]
 ) -> int:
     """Measures cases with equally many agents in the same processes; returns how many failed."""
@@ -144,7 +151,9 @@ def _measure_group(
             while left:
                 case = left.pop(0)
                 try:
-                    entry = measure(case, contestants, options.repeats, options.seconds)
+                    entry = measure(
+                        case, contestants, options.repeats, options.seconds, options.budget
+                    )
                 except (RuntimeError, AssertionError) as error:
                     _say(f"{case.key}: FAILED: {error}")
                     failures += 1
@@ -156,9 +165,16 @@ def _measure_group(
 
 
 def measure(
-    case: Case, contestants: dict[str, Contestant], repeats: int, turn_seconds: float
+    case: Case,
+    contestants: dict[str, Contestant],
+    repeats: int,
+    turn_seconds: float,
+    budget: float = float("inf"),
 ) -> dict[str, Any]:
-    """Agreement, then times, then what is not timed."""
+    """Agreement, then times, then what is not timed.
+
+    The turns of all contestants together take about `budget` seconds, if that is less than all
+    `repeats` would."""
     load_average = os.getloadavg()
     rate = gemm_rate()
     found: dict[str, dict[str, Any]] = {}
@@ -167,10 +183,14 @@ def measure(
         found[name] = {"start_up": start_up}
     agreement = _agree(case, contestants, found)
 
+    round_seconds = 0.0
     for name, contestant in contestants.items():
-        found[name]["steps"] = _turn(case, contestant.seconds("steps", 1), turn_seconds)
+        one = found[name]["start_up"]["first step"]
+        one = one if one > SLOW else contestant.seconds("steps", 1)
+        found[name]["steps"] = _turn(case, one, turn_seconds)
+        round_seconds += found[name]["steps"] * one
         found[name]["seconds"], found[name]["processor"] = [], []
-    for repeat in range(repeats):
+    for repeat in range(int(min(repeats, max(FEWEST, budget / round_seconds)))):
         names = list(contestants)
         first = repeat % len(names)
         for name in names[first:] + names[:first]:
@@ -193,6 +213,7 @@ def measure(
         "flops": flops,
         "gemm_flops_per_second": rate,
         "limit": {"one core": flops / rate, "two cores": flops / rate / 2},
+        "kernels": code(),
     }
     alone = "parley, 1 worker"
     for name, contestant in contestants.items():
@@ -210,10 +231,13 @@ def _agree(
     tolerance = SIGN_TOLERANCE if case.rule == "compngc" else TOLERANCE
     apart: dict[str, dict[str, float]] = {}
     start = reference = None
+    steps = AGREEMENT_STEPS
     for name, contestant in contestants.items():
         before = contestant.models()
-        found[name]["start_up"]["first step"] = contestant.seconds("steps", 1)
-        contestant.ask("steps", AGREEMENT_STEPS - 1)
+        found[name]["start_up"]["first step"] = first = contestant.seconds("steps", 1)
+        if start is None and first > SLOW:
+            steps = 1
+        contestant.ask("steps", steps - 1)
         x = contestant.models()
         if start is None or reference is None:
             start, reference = before, x
@@ -224,9 +248,9 @@ def _agree(
         apart[name] = {"relative": relative, "largest": float(np.abs(x - reference).max())}
         assert relative <= tolerance, (
             f"{name} is {relative:.2g} of the way from {next(iter(contestants))} after "
-            f"{AGREEMENT_STEPS} steps; at most {tolerance:g} is rounding"
+            f"{steps} steps; at most {tolerance:g} is rounding"
         )
-    return {"steps": AGREEMENT_STEPS, "tolerance": tolerance, "apart": apart}
+    return {"steps": steps, "tolerance": tolerance, "apart": apart}
 
 
 def _turn(case: Case, step_seconds: float, turn_seconds: float) -> int:
@@ -238,6 +262,12 @@ def _turn(case: Case, step_seconds: float, turn_seconds: float) -> int:
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
     return {"median": middle, "quartiles": [low, high]}
+
+
+def code() -> str:
+    """Changes with every change of the compiled kernels."""
+    sources = sorted(Path(kernels.__file__).parent.glob("*.[ch]"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
 def _ratios(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -281,12 +311,25 @@ def machine(load_average: Iterable[float]) -> dict[str, Any]:
     commit = subprocess.run(command, capture_output=True, text=True, cwd=RESULTS.parent)
     return {
         "cpu": models[0] if models else platform.processor(),
+        "vectors": kernels.vectors(),
         "cores": os.cpu_count(),
         "load_average": [round(value, 2) for value in load_average],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commit": commit.stdout.strip() or "unknown",
     }
+
+
+def records(name: str) -> dict[str, dict[str, Any]]:
+    """What a command has recorded on each kind of processor."""
+    paths = sorted(RESULTS.parent.glob(f"{name}-*.json"))
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return {record["machine"]["vectors"]: record for record in found}
+
+
+def write_record(name: str, found: dict[str, Any]) -> None:
+    """Keeps what a command has found on this kind of processor."""
+    _write(RESULTS.parent / f"{name}-{kernels.vectors().lower()}.json", found)
 
 
 def _memory_key(case: Case) -> str:
@@ -326,7 +369,7 @@ def _say(text: str) -> None:
     print(f"{datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return found

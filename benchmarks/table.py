@@ -13,6 +13,8 @@ MODELS = {
     "resnet20": "ResNet-20",
     "mobilenetv2": "MobileNet-V2",
     "own": "an own residual network",
+    "resnet18": "ResNet-18, 224×224",
+    "bert-mini": "BERT-mini, 128 tokens",
     "mlp": "MLP",
     "logistic": "logistic regression",
 }
@@ -37,6 +39,38 @@ def render(results: dict[str, Any]) -> str:
         _machines([*cases, *memory], rates),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def side_by_side(records: dict[str, dict[str, Entry]]) -> str:
+    """Networks by kind of processor: the textbook's time as a multiple of Parley's, and Parley's
+    as a multiple of the limit."""
+    if not records:
+        return ""
+    head = [
+        "",
+        *(
+            f"{kind}, {what}"
+            for kind in records
+            for what in ("textbook / Parley", "Parley / limit")
+        ),
+    ]
+    rows = sorted({tuple(_place(e)) for cases in records.values() for e in cases.values()})
+    lines = [_row(head), _row(["---", *(["---:"] * (len(head) - 1))])]
+    for row in rows:
+        cells, name = [], ""
+        for cases in records.values():
+            rates = _gemm_rates(list(cases.values()))
+            entry = next((e for e in cases.values() if _place(e) == row), None)
+            cells += (
+                ["", ""] if entry is None else [_ratio(entry, "textbook"), _limit(entry, rates)]
+            )
+            if entry is not None:
+                name = f"{_name(entry)[0]}, {entry['case']['agents']} agents"
+                batch = entry["case"]["batch"]
+                name += "" if batch == 32 else f", batches of {batch}"
+        lines.append(_row([name, *cells]))
+    made = [_machines(list(c.values()), _gemm_rates(list(c.values()))) for c in records.values()]
+    return "\n".join([*lines, "", *made])
 
 
 STEPS = [
@@ -131,16 +165,25 @@ def _gemm_rates(cases: Sequence[Entry]) -> dict[str, float]:
 
 
 def _step_row(entry: Entry, rates: dict[str, float]) -> list[str]:
-    limit = entry["flops"] / rates[entry["machine"]["cpu"]] / 2
-    best = _best(entry, "parley")
-    assert best is not None
     return [
         *_name(entry),
         *(_milliseconds(entry, f) for f in ("textbook", "one process each", "parley")),
-        f"{limit * 1e3:.3g}",
+        f"{_two_cores(entry, rates) * 1e3:.3g}",
         *(_ratio(entry, f) for f in ("textbook", "one process each")),
-        f"{best[1]['median'] / limit:.3g}",
+        _limit(entry, rates),
     ]
+
+
+def _two_cores(entry: Entry, rates: dict[str, float]) -> float:
+    """Seconds that matrix products of the same size would take on both cores."""
+    return float(entry["flops"] / rates[entry["machine"]["cpu"]] / 2)
+
+
+def _limit(entry: Entry, rates: dict[str, float]) -> str:
+    """Parley's time as a multiple of the limit."""
+    best = _best(entry, "parley")
+    assert best is not None
+    return f"{best[1]['median'] / _two_cores(entry, rates):.3g}"
 
 
 def _growth_row(entry: Entry) -> list[str]:
@@ -196,7 +239,8 @@ def _machines(entries: Sequence[Entry], rates: dict[str, float]) -> str:
     seen: dict[str, list[Entry]] = {}
     for entry in entries:
         m = entry["machine"]
-        text = f"{m['cpu']}, {m['cores']} cores, Python {m['python']}, torch {m['torch']}"
+        kind = f" ({m['vectors']})" if "vectors" in m else ""
+        text = f"{m['cpu']}{kind}, {m['cores']} cores, Python {m['python']}, torch {m['torch']}"
         seen.setdefault(f"{text}, Parley {m['commit']}", []).append(entry)
     lines = []
     for text, members in seen.items():

@@ -15,7 +15,7 @@ HOSPITALS, FEATURES, DISEASES = 3, 8, 3
 
 
 class Diagnosis(nn.Module):
-    """From measurements to diseases. Any nn.Module will do."""
+    """From measurements to diseases. Any nn.Module works."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -49,16 +49,9 @@ if TYPE_CHECKING:
         SwarmSGD,
     )
     from parley.algorithms.combinations import compose
-    from parley.api import (
-        Comparison,
-        LoadedRun,
-        Result,
-        Tuning,
-        compare,
-        load,
-        train,
-        tune,
-    )
+    from parley.api.peers import join
+    from parley.api.runs import LoadedRun, Result, load, train
+    from parley.api.sweeps import Comparison, Tuning, compare, tune
     from parley.errors import (
         BadValue,
         Diverged,
@@ -90,7 +83,6 @@ if TYPE_CHECKING:
         torus,
         tree,
     )
-    from parley.together import join
 
 __all__ = [
     "BEER",
@@ -197,17 +189,9 @@ _HOMES = {
         "SwarmSGD",
         "compose",
     ),
-    "parley.api": (
-        "Comparison",
-        "LoadedRun",
-        "Result",
-        "Tuning",
-        "compare",
-        "load",
-        "train",
-        "tune",
-    ),
-    "parley.together": ("join",),
+    "parley.api.runs": ("LoadedRun", "Result", "load", "train"),
+    "parley.api.sweeps": ("Comparison", "Tuning", "compare", "tune"),
+    "parley.api.peers": ("join",),
     "parley.errors": (
         "BadValue",
         "Diverged",

@@ -1,4 +1,4 @@
-"""Where data that can be recreated is kept."""
+"""Where files that can be recreated are kept: decoded datasets and compiled code."""
 
 import atexit
 import logging

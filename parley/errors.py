@@ -6,7 +6,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 
@@ -33,6 +33,10 @@ class Diverged(ParleyError):
         """The step in which it was noticed, counted from 1."""
         self.epoch = epoch
         """The epoch of that step, counted from 1."""
+
+
+class NotWritten(ParleyError):
+    """What has to be kept cannot be written on this host; others may be able to go on."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -69,7 +73,7 @@ def _copy(field: str, message: str) -> BadValue:
 
 def _as_typed(value: object) -> str:
     """A number from the command line looks like one from Python: 1.5, not '1.5'."""
-    if isinstance(value, str):
+    if isinstance(value, str) and len(value) <= 100:
         with suppress(ValueError):
             float(value)
             return value
@@ -77,8 +81,18 @@ def _as_typed(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def shown(name: object, most: int = 80) -> str:
+    """A name from an untrusted file, as part of a line that a person reads.
+
+    >>> shown("0.weight"), shown("\\x1b[31m"), shown("x" * 9, most=5)
+    ('0.weight', '?[31m', 'xx...')
+    """
+    text = "".join(letter if letter.isprintable() else "?" for letter in str(name)[: most + 1])
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def nearest(name: str, names: Iterable[str], most: int = 1) -> list[str]:
-    """Names that this one is likely to be a slip of; none where it is unlike all of them.
+    """The names that this one is probably a misspelling of; none if no name is close.
 
     >>> nearest("rng", ["ring", "star"]), nearest("mesh", ["ring", "star", "chain"])
     (['ring'], [])
@@ -146,3 +160,16 @@ def valid_values(field: FieldInfo) -> str:
         case {"gt": low}:
             return f"{noun} above {low}"
     return noun
+
+
+class Checked(BaseModel):
+    """Fields in which True is not the number 1, which pydantic would make of it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_not_truth_values(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field and kind_of(field) in (int, float):
+                raise BadValue(name, value, valid_values(field))
+        return given

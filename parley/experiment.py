@@ -1,6 +1,5 @@
 """What a run is: one validated description, to and from TOML."""
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,17 +16,26 @@ from pydantic import (
     model_validator,
 )
 
-from parley import algorithms, measures, models
-from parley.algorithms import AS_RUN, Algorithm, Kind, Named
-from parley.code import is_code
-from parley.compute import losses
+from parley import algorithms, data_sizes, measures, models
+from parley.algorithms import AS_RUN, Algorithm, AlgorithmKind, Named
+from parley.compute import losses, precision
 from parley.data import partition as partitions
 from parley.data.targets import CLASSES, IGNORED
-from parley.errors import BadValue, first_error, kind_of, unknown_name, valid_values
+from parley.errors import BadValue, Checked, first_error, unknown_name
+from parley.files import (
+    SMALL,
+    Unreadable,
+    anchored,
+    check_option,
+    check_text,
+    parse_toml,
+    read_text,
+)
 from parley.graphs import MOST_AGENTS, stated_agents
-from parley.reading import SMALL, Unreadable, parse_toml, read_text
+from parley.models.adapters import parse_lora
 from parley.schedule import parse_schedule
 from parley.stopping import parse_stop
+from parley.user_code import is_code
 
 ALGORITHM_OPTIONS = sorted({f for a in algorithms.WITH_OPTIONS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""
@@ -44,11 +52,6 @@ LEAST_RATE, MOST_RATE = 1e-20, 1_000_000
 MOST_SEED = 2**63 - 1
 YEAR = 31_536_000
 """Seconds."""
-LONGEST = 4096
-"""Letters of a name, a spec or a path."""
-MOST_OPTION = 1_000_000_000
-"""The largest number in the options of a model or a dataset."""
-
 HOW = frozenset(
     {
         *("data_root", "workers", "engine", "device", "threads", "on_failure", "patience"),
@@ -61,10 +64,10 @@ BY_CLASS = ("skew", "dirichlet", "classes")
 """Partitions that need one class for each sample."""
 
 LENGTH = frozenset({"epochs", "stop_when"})
-"""Fields that say how long a run goes on: a run that is resumed may go on for longer."""
+"""Fields that determine how long a run lasts: a resumed run may be extended."""
 
 
-class Experiment(BaseModel):
+class Experiment(Checked, BaseModel):
     """Everything that determines a run.
 
     >>> experiment = Experiment.of(algorithm="ngc", alpha=0.0, agents=4)
@@ -79,8 +82,8 @@ class Experiment(BaseModel):
     )
 
     data: str = "digits"
-    """Dataset by name (parley data lists them), by its hub ID owner/name, or a folder; or own: each
-    host says where its agents' data are."""
+    """A dataset by name (parley data lists them), by its hub ID owner/name, or as a folder; or own:
+    each host specifies its agents' data."""
     data_options: dict[str, int | float | str | bool] = {}
     """Options of the dataset, for example length = 64 or tokenizer = "folder"."""
     model: str = "mlp"
@@ -89,41 +92,58 @@ class Experiment(BaseModel):
     model_options: dict[str, int | float | str | bool] = {}
     """Options of the network, for example hidden = 64 or evonorm = "s0"."""
     task: str = measures.CLASSIFICATION
-    """What is learned: classification, binary (one or two logits), multilabel, regression,
+    """The kind of problem: classification, binary (one or two logits), multilabel, regression,
     segmentation (a class for each pixel), language-model (the next token), or own, with your own
     loss."""
     loss: str = losses.AUTO
-    """The loss: auto is the task's usual one; for regression also mse, mae or huber; or your own
+    """The loss: auto, the task's default; for regression also mse, mae or huber; or your own
     function of (outputs, targets), as module:function."""
     metrics: str = ""
-    """What is measured, comma-separated, for example f1,auroc or rmse,r2, or your own function as
-    module:function, with :lower at the end if less is better. The first metric decides which model
-    is better. By default accuracy, or what the task usually has."""
+    """Metrics, comma-separated, for example f1,auroc or rmse,r2, or your own function as
+    module:function, with :lower at the end if lower is better. The first metric decides which model
+    is better. By default, accuracy or the usual metrics of the task."""
     class_weights: str = ""
-    """How much each class counts in the loss, for example 1,5; or balanced, by how rare it is."""
+    """How much each class counts in the loss, for example 1,5; or balanced: rarer classes count
+    more."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """The share of each target that is spread over all classes."""
     ignore_index: int = Field(IGNORED, ge=-1_000_000, le=1_000_000)
-    """The target of pixels or tokens that do not count, in segmentation and language models."""
+    """Pixels or tokens with this target do not count, in segmentation and language models."""
     agents: int = Field(10, ge=1, le=MOST_AGENTS)
     """Number of agents."""
     topology: str = "ring"
-    """Who talks to whom: name or name:arguments, for example circulant:1,5 or file:graph.txt."""
+    """The communication graph: name or name:arguments, for example circulant:1,5 or
+    file:graph.txt."""
     weights: str = "auto"
     """Mixing weights: uniform, metropolis, sinkhorn, push, or auto."""
     partition: str = "skew:1"
-    """How samples are split: iid, skew:S, dirichlet:A, classes:K, file:PATH, or own (by host)."""
+    """How samples are split: iid, skew:S, dirichlet:A, classes:K, quantity:B, column:NAME,
+    feature:noise=S, feature:contrast=S, feature:rotation, file:PATH, or own (each host has its own
+    data)."""
     fraction: float = Field(1.0, gt=0, le=1)
     """Share of the training samples to use, equal for every class."""
     validation: float = Field(0.0, ge=0, lt=1)
-    """Share of the training samples, equal for every class, that is held out and used in place of
-    the test set: for choosing settings."""
+    """Share of the training samples, equal for every class, that is held out and used instead of
+    the test set, for choosing settings."""
     test_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the test samples to measure on, the same samples for every seed."""
+    """Share of the test samples to evaluate on, the same samples for every seed."""
     algorithm: SerializeAsAny[Algorithm] = algorithms.NGC()
     """The optimizer and its hyper-parameters; or parts joined by +, such as ngc+qgm."""
     epochs: int = Field(20, ge=1, le=MANY)
-    """Passes over the data of the agent that has the most."""
+    """Passes over the data, by default those of the agent with the most samples."""
+    epoch_length: Literal["largest", "smallest"] = "largest"
+    """The agent whose data are passed over once in an epoch: the one with the most samples, or the
+    one with the fewest. Other agents repeat samples, or do not use all of them."""
+    steps_per_epoch: int | None = Field(None, ge=1, le=MANY)
+    """Steps per epoch, regardless of how many samples the agents have."""
+    max_steps: int | None = Field(None, ge=1, le=MANY * 1000)
+    """Ends the run after this many steps, even if it has epochs left."""
+    objective: Literal["equal", "size"] = "equal"
+    """The loss that the agents minimise together: equal, the mean over agents; or size, the mean
+    over samples, so that an agent with more data counts more."""
+    sampling: Literal["shuffled", "balanced"] = "shuffled"
+    """How an agent draws its batches: shuffled, each sample once per pass; or balanced, every class
+    that it has equally often."""
     batch: int = Field(32, ge=1, le=MANY)
     """Batch size of each agent."""
     lr: float = Field(0.1, ge=LEAST_RATE, le=MOST_RATE)
@@ -131,35 +151,42 @@ class Experiment(BaseModel):
     lr_decay: str = "constant"
     """How the learning rate changes: constant, step (times 0.1 at 50 % and 75 % of the epochs),
     step:0.1,0.5,0.75, exponential:0.981 (after every epoch), cosine or linear (in every step, down
-    to 0 or to=0.01); each with a rise at the start, for example cosine:warmup=5."""
+    to 0 or to=0.01); each with a warm-up, for example cosine:warmup=5."""
     gamma_decay: str = "constant"
-    """How the averaging rate γ changes, spelled like lr_decay."""
+    """How the averaging rate γ changes, written like lr_decay."""
     seed: int = Field(0, ge=0, le=MOST_SEED)
     """Seed of all random choices."""
     evaluate_every: int = Field(1, ge=1, le=MANY)
     """Epochs between records; the last epoch always has one."""
     stop_when: str = ""
-    """Ends the run early, after the first record that meets one of these conditions: for example
-    accuracy>=0.9, loss:patience=5 (no better for 5 records), seconds>=600 or megabytes>=50, joined
-    by commas."""
+    """Ends the run early, after the first record that meets one of these comma-separated
+    conditions: for example accuracy>=0.9, loss:patience=5 (no improvement for 5 records),
+    seconds>=600 or megabytes>=50."""
     gossip_rounds: int = Field(51, ge=0, le=100_000)
     """Extra gossip rounds before the accuracy "after gossip" is measured (51: as run)."""
     bias_norms: Literal["off", "printed", "run"] = "off"
     """Also record the norms of NGC's bias terms ε and ω: printed, the norm of the mean over
     neighbours; run, the mean over neighbours of ‖·‖₁/d."""
     links: str = ""
-    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml; the
-    time that the run would take on it is recorded."""
+    """A simulated network, for example delay=0.05,bandwidth=10M,drop=0.01 or file:links.toml;
+    records then include the time that the run would take on it."""
     init: str = ""
     """Weights to start from: a .safetensors file, the folder of a complete run, or hf: and a folder
-    or hub ID. What does not fit the model is listed and starts anew."""
+    or hub ID. Tensors that do not fit the model are listed and not loaded."""
+    lora: str = ""
+    """Low-rank adapters: only they are trained and sent; the network's own weights are frozen. For
+    example r=8,alpha=16,targets=q_proj,v_proj; also dropout=0.05, targets=all-linear, and
+    train=classifier for parts that are trained in full."""
     buffers: Literal["local", "mixed"] = "local"
     """Running statistics of BatchNorm layers: local, each agent keeps its own; or mixed, they are
-    averaged with the neighbours' whenever models are, and count as sent."""
+    sent and averaged along with the models."""
     start_agent: int = Field(0, ge=0, lt=MOST_AGENTS)
     """Agent whose initial model all agents start from."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of parameters and messages."""
+    precision: Literal["full", "bf16"] = "full"
+    """What torch multiplies with: full, the numbers of dtype; or bf16, bfloat16 in the network's
+    products (autocast), while parameters, losses, messages and sums stay float32."""
     data_root: str | None = None
     """Folder with local copies of datasets, laid out as on the hub (owner/name)."""
     workers: int = Field(1, ge=1, le=10_000)
@@ -172,14 +199,15 @@ class Experiment(BaseModel):
     """cpu, cuda, cuda:1, …"""
     threads: int | None = Field(None, ge=1, le=1024)
     """Threads of each worker. By default, compiled kernels use one per core, and everything else
-    uses one, because more rarely pay off."""
+    uses one, because more threads rarely pay off."""
     on_failure: Literal["stop", "heal"] = "stop"
-    """What the others do when a worker dies or stops responding: stop, or continue without it."""
+    """What the others do when a worker dies or stops responding: stop, or heal, which continues
+    without it."""
     patience: float = Field(600.0, ge=0.1, le=YEAR)
-    """Seconds after which a worker that does not respond counts as lost, also at the start."""
+    """Seconds after which an unresponsive worker is considered lost, also at the start."""
     suspicious: Literal["warn", "stop", "drop"] = "warn"
-    """What to do if an agent of another worker sends what no honest agent would: warn, stop, or,
-    with on_failure heal, drop its worker and go on."""
+    """What to do if an agent of another worker sends a message that no honest agent would: warn,
+    stop, or, with on_failure heal, drop its worker and continue."""
     checkpoint_every: int = Field(1, ge=1, le=MANY)
     """Epochs between checkpoints; the last epoch always has one."""
     keep: int = Field(2, ge=1, le=MANY)
@@ -224,10 +252,6 @@ class Experiment(BaseModel):
             flat |= {"agents": stated} if stated else {}
         _check_own(algorithm)
         names = {*ALGORITHM_OPTIONS, *algorithm.options()}
-        for name, value in flat.items():
-            known = cls.model_fields.get(name)
-            if isinstance(value, bool) and known and kind_of(known) in (int, float):
-                raise BadValue(name, value, valid_values(known))  # True is not the number 1
         inner = {name: flat.pop(name) for name in list(flat) if name in names}
         for name in flat:
             if name not in cls.model_fields:
@@ -246,27 +270,31 @@ class Experiment(BaseModel):
     def _texts_and_options_are_bounded(self) -> "Experiment":
         for name, value in self:
             if isinstance(value, str):
-                _check_text(name, value)
+                check_text(name, value)
             elif isinstance(value, dict):
                 for option, of_it in value.items():
-                    _check_option(f"{name}.{option}", of_it)
+                    check_option(f"{name}.{option}", of_it)
         return self
 
     @model_validator(mode="after")
     def _specs_are_known(self) -> "Experiment":
         for field in ("lr_decay", "gamma_decay"):
             self._check_schedule(field, getattr(self, field))
-        if self.gamma_decay != "constant":
-            self.algorithm.with_rate(1.0)
+        if self.gamma_decay != "constant" and (why := self.algorithm.fixed_rate):
+            raise BadValue("gamma_decay", self.gamma_decay, "constant for this algorithm", why)
+        precision.check_fits(self.precision, self.dtype, self.engine)
         self._check_task()
-        parse_stop(self.stop_when, self.measures)
+        parse_lora(self.lora)
+        parse_stop(self.stop_when, self.measures, bool(self.links))
         if self.partition != OWN:
             partitions.parse(self.partition)
+        lengths = (self.epoch_length, self.steps_per_epoch, self.max_steps)
+        data_sizes.check(self.algorithm, self.task, self.objective, self.sampling, *lengths)
         if self.start_agent >= self.agents:
             raise BadValue("start_agent", self.start_agent, f"0 to {self.agents - 1}")
         if self.suspicious == "drop" and self.on_failure != "heal":
             valid = "warn or stop; or drop together with --on-failure heal"
-            raise BadValue("suspicious", "drop", valid, "the others would not go on without it")
+            raise BadValue("suspicious", "drop", valid, "the others would not continue without it")
         return self
 
     @property
@@ -278,7 +306,7 @@ class Experiment(BaseModel):
         found = self.measures
         if self.task == OWN and not found and "metrics" not in self.from_python:
             valid = "at least one function of (outputs, targets), as module:function"
-            raise BadValue("metrics", self.metrics, valid, "the task own has none of its own")
+            raise BadValue("metrics", self.metrics, valid, "the task own has no default metrics")
         named = [measure.name for measure in found if measure.name not in measures.KNOWN]
         unnamed = [m.name for m in found if m.name in named and not m.function]
         if unnamed and "metrics" not in self.from_python:
@@ -296,7 +324,7 @@ class Experiment(BaseModel):
             raise BadValue("task", self.task, listed, because)
         kind = self.partition.partition(":")[0]
         if kind in BY_CLASS and self.task not in CLASSES:
-            valid = "iid, file:PATH, or own"
+            valid = "iid, quantity:B, column:NAME, feature:F, file:PATH, or own"
             because = f"in the task {self.task} a sample does not have one class"
             raise BadValue("partition", self.partition, valid, because)
 
@@ -306,13 +334,18 @@ class Experiment(BaseModel):
                 raise BadValue(field, spec, OWN, "a Python function was given")
             return
         schedule = parse_schedule(spec, field)
-        try:
-            last = self.lr * schedule.factor(self.epochs - 1, 1, self.epochs)
-        except OverflowError:
-            last = math.inf
-        if last > MOST_RATE:
+        if schedule.warmup > self.epochs:
+            because = f"the warm-up is longer than the run of {self.epochs} epochs"
+            raise BadValue(field, spec, f"warmup up to {self.epochs}, or more epochs", because)
+        last = schedule.last_factor(self.epochs)
+        if field == "gamma_decay" and schedule.grows:
+            raise BadValue(field, spec, "a factor of 1 or less", "γ would grow beyond its value")
+        if field == "lr_decay" and self.lr * last > MOST_RATE:
             because = f"the learning rate would grow beyond {MOST_RATE}"
             raise BadValue(field, spec, "a decay", because)
+        if not last:
+            because = f"within {self.epochs} epochs the rate would fall to 0"
+            raise BadValue(field, spec, "a factor closer to 1, or fewer epochs", because)
 
     def to_toml(self) -> str:
         """Every field, defaults included."""
@@ -320,7 +353,7 @@ class Experiment(BaseModel):
 
     @classmethod
     def from_toml(
-        cls, text: str, where: str = "experiment", own: Kind | None = None
+        cls, text: str, where: str = "experiment", own: AlgorithmKind | None = None
     ) -> "Experiment":
         """From TOML; see `read_toml`. `own` is as in `with_own`."""
         return cls.of(**with_own(read_toml(text, where), own))
@@ -395,7 +428,7 @@ def on_top(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return below | above | {name: table for name, table in tables.items() if table}
 
 
-def with_own(options: Mapping[str, Any], own: Kind | None) -> dict[str, Any]:
+def with_own(options: Mapping[str, Any], own: AlgorithmKind | None) -> dict[str, Any]:
     """Options from a file, in which the name of the user's algorithm `own` stands for it. Only
     Parley's own algorithms can be found by name."""
     chosen = options.get("algorithm")
@@ -424,7 +457,7 @@ def named_with(spec: str, field: str) -> tuple[str, dict[str, str]]:
     return name, dict(zip(written, (value.strip() for _, value in pairs), strict=True))
 
 
-def _check_own(kind: Kind) -> None:
+def _check_own(kind: AlgorithmKind) -> None:
     """Refuses a user's class whose runs would be read as those of a different algorithm."""
     for word in ("name", "title"):
         if not isinstance(getattr(kind, word, None), str):
@@ -432,26 +465,12 @@ def _check_own(kind: Kind) -> None:
             raise BadValue("algorithm", said, f"a class with a {word}", f"it has no {word}")
     if isinstance(kind, type) and algorithms.ALGORITHMS.get(kind.name, kind) is not kind:
         because = "Parley has a different algorithm of that name"
-        raise BadValue("algorithm", kind.name, "a name of its own", because)
+        raise BadValue("algorithm", kind.name, "a name that no other algorithm has", because)
 
 
 def _list(values: Any) -> tuple[Any, ...]:
     """A list of things, or nothing where it is none: pydantic will say so."""
     return tuple(values) if isinstance(values, list | tuple) else ()
-
-
-def _check_text(name: str, value: str) -> None:
-    if len(value) > LONGEST:
-        raise BadValue(name, value, f"at most {LONGEST} letters", f"it has {len(value)}")
-    if not value.isprintable():
-        raise BadValue(name, value, "text without control characters")
-
-
-def _check_option(name: str, value: int | float | str | bool) -> None:
-    if isinstance(value, str):
-        _check_text(name, value)
-    elif not abs(value) <= MOST_OPTION:
-        raise BadValue(name, value, f"a number from -{MOST_OPTION} to {MOST_OPTION}")
 
 
 def read_toml(text: str, where: str) -> dict[str, Any]:
@@ -464,37 +483,11 @@ def read_toml(text: str, where: str) -> dict[str, Any]:
         raise BadValue("experiment", where, "a TOML file", str(error)) from None
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """Options from a TOML file; paths in it are relative to that file."""
+def read_file(path: Path, field: str = "experiment") -> dict[str, Any]:
+    """Options from a TOML file; paths in it are relative to that file. `field` is what errors call
+    it."""
     try:
         found = read_toml(read_text(path, SMALL, pipe=True), str(path))
     except Unreadable as error:
-        raise BadValue("experiment", str(path), "a TOML file", str(error)) from None
+        raise BadValue(field, str(path), "a TOML file", str(error)) from None
     return found | anchored(found, path.parent)
-
-
-def path_in(spec: str) -> str | None:
-    """The path of the file that a topology, partition or network refers to, if any.
-
-    >>> path_in("spanning-tree:file:graph.txt"), path_in("ring")
-    ('graph.txt', None)
-    """
-    found = re.fullmatch(r"(?:spanning-tree:)*(?:file|schedule):(.+)", spec.strip())
-    return found[1] if found else None
-
-
-def anchored(options: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """The options that name files by relative paths, resolved against this folder.
-
-    >>> anchored({"topology": "file:graph.txt", "partition": "iid"}, Path("runs"))
-    {'topology': 'file:runs/graph.txt'}
-    """
-    changed = {}
-    for field in ("topology", "partition", "links"):
-        spec = options.get(field)
-        if isinstance(spec, str) and (path := path_in(spec)) is not None:
-            changed[field] = spec.removesuffix(path) + str(folder / path)
-    weights = options.get("init")
-    if isinstance(weights, str) and weights and not weights.startswith("hf:"):
-        changed["init"] = str(folder / weights)
-    return changed

@@ -154,7 +154,9 @@ def parse(task: str, metrics: str) -> tuple[Measure, ...]:
     made = [_one(task, name) for name in names]
     for measure in made:
         if sum(other.name == measure.name for other in made) > 1:
-            raise BadValue("metrics", metrics, "each metric once", f"{measure.name} is there twice")
+            raise BadValue(
+                "metrics", metrics, "each metric once", f"{measure.name} is listed twice"
+            )
     return tuple(made)
 
 
@@ -164,7 +166,7 @@ def _one(task: str, text: str) -> Measure:
     if own:
         name = own[2]
         if name in KNOWN or name in _TAKEN:
-            valid = "a function with a name of its own"
+            valid = "a function with a different name"
             raise BadValue("metrics", text, valid, f"{name!r} already has a meaning in records")
         function = f"{own[1]}:{name}" if own[1] else ""
         words = name.replace("_", " ")
@@ -207,17 +209,3 @@ def together(runs: Sequence[Mapping[str, Any]]) -> tuple[Measure, ...]:
     """The metrics of several runs, in the order in which they first occur."""
     found = {measure.name: measure for options in runs for measure in of_options(options)}
     return tuple(found.values()) or (KNOWN["accuracy"],)
-
-
-def of_field(name: str) -> tuple[Measure, str] | None:
-    """The known metric and the form that a record's field stands for, if it is one.
-
-    >>> found = of_field("rmse_own_max")
-    >>> found and (found[0].name, found[1])
-    ('rmse', 'own_max')
-    """
-    for form in FORMS:
-        metric = name.removesuffix(f"_{form}")
-        if metric != name and metric in KNOWN:
-            return KNOWN[metric], form
-    return None

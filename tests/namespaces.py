@@ -87,7 +87,7 @@ def network(hosts: int, rate: str = "", delay: float = 0.0) -> Iterator[list[str
 
 
 def enter(name: str) -> None:
-    """Moves this process, which has one thread yet, into a namespace."""
+    """Moves this process, which has one thread yet, into a namespace, and before all others."""
     relay.enter(name)
     os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parley import code
+from parley import user_code
 
 
 @contextmanager
@@ -16,6 +16,6 @@ def own_module(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Iter
     name = f"own_module_{abs(hash(str(folder))):x}"
     (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv(code.ALLOWED, "")
+    monkeypatch.setenv(user_code.ALLOWED, "")
     yield name
     sys.modules.pop(name, None)

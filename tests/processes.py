@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-TOKEN = "PARLEY_TEST_TOKEN"
+TOKEN = f"PARLEY_TEST_TOKEN_{os.getpid()}"
+"""A variable by which our processes are known, and not those of tests that others run."""
+PRELOADED = ["parley.cli.train", "parley.cli.compare", "parley.cli.join", "pytest"]
 PATIENCE = 300.0
 """Seconds after which a test gives up; far more than is needed, since machines can be busy."""
 
@@ -22,7 +24,7 @@ TIMING = ("seconds", "gradients_per_second", "peak_memory_mb")
 
 def process(target: Callable[..., Any], *arguments: Any) -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["parley.cli.train", "parley.cli.compare", "sklearn.datasets"])
+    context.set_forkserver_preload(PRELOADED)
     made = context.Process(target=target, args=arguments)
     made.start()
     return made
@@ -147,6 +149,13 @@ def recorded(run: Path) -> int:
     """How many records there are so far."""
     path = run / "records.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def without_torchrun(err: str) -> str:
+    """What was printed but for torchrun's own log: when the host that keeps its store is the first
+    to leave, the other hosts' torchrun reports that with a traceback."""
+    agent = "torch/distributed/elastic/agent/"
+    return "\n".join(line for line in err.splitlines() if agent not in line)
 
 
 def records(run: Path) -> list[dict[str, Any]]:

@@ -102,9 +102,11 @@ def run(name: str, p: Problem) -> list[Vectors]:
     x = p.start()
     known = p.start()  # CHOCO's public copies
     weight = [1.0] * p.n  # push-sum's
+    start, rates = x, 0.0  # of the round of local steps
     iterates = [x]
     for k in range(p.steps):
         eta = p.lr(k)
+        rates += eta
         g = gradients(words, p, x, k)
         if "clip" in words:
             g = [clipped(g_i, p.options) for g_i in g]
@@ -115,8 +117,9 @@ def run(name: str, p: Problem) -> list[Vectors]:
             continue
         new, weight = averaged(words, p, x, d, known, weight)
         for i in range(p.n):
-            updates[i].learn(x[i], new[i], eta)
-        x = new
+            updates[i].learn(start[i], new[i], rates)
+        x = start = new
+        rates = 0.0
         iterates.append(x)
     return iterates
 

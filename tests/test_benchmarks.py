@@ -12,9 +12,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks`, also in child processes
 
 from benchmarks import steps
-from benchmarks.cases import QUICK, RULES, Case, Rule, every_case, forward_flops, gradient_flops
+from benchmarks.cases import (
+    NETWORKS,
+    QUICK,
+    RULES,
+    Case,
+    Rule,
+    every_case,
+    forward_flops,
+    gradient_flops,
+)
 from benchmarks.contestants import Contestant, Parley
-from benchmarks.table import render
+from benchmarks.table import render, side_by_side
 from benchmarks.textbook import Textbook, project
 from parley.compute import kernels
 from parley.compute.compiled import FusedEngine
@@ -81,6 +90,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
     keys = [case.key for case in every_case()]
     assert len(set(keys)) == len(keys) == 5 * 3 * 3 + 6 + 4
     assert set(QUICK) <= set(keys)
+    assert len({case.key for case in NETWORKS}) == len(NETWORKS) == 10
     # Parley's share of the data is skewed: neighbours have no class in common.
     case = Case("ngc1", "logistic", 5)
     held = [set(case.samples_of(agent).targets.tolist()) for agent in range(5)]
@@ -139,9 +149,22 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
 
     path = tmp_path / "results.json"
     steps._write(path, {"cases": {case.key: entry}, "memory": {}})
-    assert json.loads(path.read_text()) == steps._read(path)
-    table = render(steps._read(path))
+    assert json.loads(path.read_text()) == steps.read(path)
+    table = render(steps.read(path))
     assert "**4** (4 to 4)" in table and "10.0%" in table and "5e+03" in table
+
+    # The record of each kind of processor is a column; what one of them lacks is left empty.
+    other = entry | {"case": entry["case"] | {"agents": 20}}
+    columns = side_by_side({"AVX2": {"a": entry}, "AVX-512": {"a": entry, "b": other}})
+    assert (
+        "| AVX2, textbook / Parley | AVX2, Parley / limit | AVX-512, textbook / Parley |" in columns
+    )
+    assert "| logistic regression, 20 agents |  |  | **4** (4 to 4) |" in columns
+
+    # With little time there are fewer turns, but never less than two.
+    for budget, turns in ((1000, 7), (25, 5), (0.1, 2)):
+        found = steps.measure(case, contestants, 7, 1.0, budget)  # type: ignore[arg-type]
+        assert {len(c["seconds"]) for c in found["contestants"].values()} == {turns}
 
     contestants["parley, 2 workers"] = Still(0.1, 1.1)
     with pytest.raises(AssertionError, match=r"parley, 2 workers is 0\.1 of the way"):
@@ -172,5 +195,5 @@ def test_the_kernels_count_the_same_operations(model: str) -> None:
     steps = Traced(case.start()).read(case.shape).steps
     counted = [OPERATIONS[s.operation].flops(s) for s in steps if s.operation == "convolution"]
     assert counted == forward_flops(case.start(), case.shape)
-    plan = FusedEngine(Task(case.start()))._plan(case.shape)
+    plan = FusedEngine(Task(case.start()))._plan(case.shape, case.batch)
     assert sum(counted) <= plan.flops <= 1.25 * sum(counted)

@@ -12,6 +12,7 @@ import pytest
 
 from parley import cache
 from parley.compute import kernels
+from tests.compiler import compiler
 
 posix = pytest.mark.skipif(os.name != "posix", reason="rights are not modes here")
 compiled = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -90,7 +91,8 @@ def test_a_planted_library_does_not_run(own: Path, tmp_path: Path) -> None:
     if not kernels.available():
         pytest.skip(kernels.reason())
     own.mkdir(mode=0o700, exist_ok=True)
-    environment = os.environ | {"PYTHONPATH": str(Path(cache.__file__).parents[1])}
+    quick = compiler(tmp_path / "quick", str(shutil.which("cc")), "-O0")
+    environment = os.environ | {"CC": quick, "PYTHONPATH": str(Path(cache.__file__).parents[1])}
 
     def started() -> str:
         command = [sys.executable, "-c", SCRIPT]

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from torch.distributed.run import get_args_parser
 
 import parley
-from benchmarks import profile, table
+from benchmarks import page as benchmarks_page
 from parley.algorithms import ALGORITHMS, AS_RUN
 from parley.cli.main import COMMANDS, app, load
 from parley.cluster.host import Host
@@ -61,6 +61,7 @@ def pages_with(language: str) -> list[Path]:
 def test_python_in_pages_runs(page: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The blocks of a page one after the other, as a reader would type them."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "tasks"))  # an example may use another
     names: dict[str, Any] = {"__name__": "page"}
     for number, text in enumerate(blocks(page, "python"), start=1):
         exec(compile(text, f"{page.name}, block {number}", "exec"), names)
@@ -86,8 +87,10 @@ def test_compare_topologies_sends_more_on_denser_graphs() -> None:
 
 
 def test_every_example_is_tested() -> None:
-    names = {path.name for path in (ROOT / "examples").iterdir() if path.is_file()}
-    assert names == {"own_model_and_data.py", "compare_topologies.py", "experiment.toml"}
+    """Those in folders by tests/test_examples.py."""
+    names = {path.name for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
+    files = {"own_model_and_data.py", "compare_topologies.py", "experiment.toml"}
+    assert names == {*files, "tasks", "hospitals"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -118,10 +121,11 @@ def with_keys(text: str) -> str:
 @pytest.mark.parametrize("page", pages_with("toml"), ids=name_of)
 def test_toml_in_pages_is_an_experiment_or_a_hosts_part(page: Path) -> None:
     for text in blocks(page, "toml"):
-        if "peer" in tomllib.loads(text):
+        found = tomllib.loads(text)
+        if "peer" in found:
             Peers.of(tomllib.loads(with_keys(text)))
-        elif isinstance(tomllib.loads(text).get("agents"), list):
-            Host.model_validate(tomllib.loads(text))
+        elif isinstance(found.get("agents"), list) or isinstance(found.get("data"), dict):
+            Host.model_validate(found)
         else:
             Experiment.from_toml(text)
 
@@ -153,9 +157,9 @@ def test_equations_are_complete(page: Path) -> None:
 
 
 def shell_lines() -> Iterator[tuple[Path, list[str]]]:
-    """Every line of a shell block, up to a pipe, in words."""
+    """Every line of a shell block, up to a pipe, in words; a continued line is one."""
     for page in PAGES:
-        for line in "".join(blocks(page, "sh")).splitlines():
+        for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words:
                 yield page, words[: words.index("|")] if "|" in words else words
@@ -179,6 +183,8 @@ def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
             r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
         )
         assert {*arguments} <= {*targets}
+    elif program == "python":
+        assert (ROOT / arguments[0]).is_file()
     else:
         assert words[:2] == ["pip", "install"], f"{words} in {page.name} is not checked by any test"
         assert words[2:] == ["-c", "constraints.txt", "."] and (ROOT / "constraints.txt").exists()
@@ -207,7 +213,10 @@ def understand(arguments: list[str]) -> None:
         options = {k: v for k, v in given.items() if k not in elsewhere}
         if ":" in options.get("algorithm", ""):  # a class of the page's own
             options["algorithm"] = "dpsgd"
-        Experiment.of(**(read_file(ROOT / file) if file else {}) | options)
+        places = (ROOT, ROOT / "examples" / "hospitals")
+        found = [read_file(place / file) for place in places if file and (place / file).exists()]
+        assert bool(found) == bool(file), file
+        Experiment.of(**(found[0] if found else {}) | options)
 
 
 def anchors(page: Path) -> set[str]:
@@ -343,10 +352,9 @@ def test_the_table_of_ag_news_is_that_of_the_records() -> None:
 
 
 def test_the_benchmarks_tables_are_those_of_the_records() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
-    profiles = json.loads((ROOT / "benchmarks" / "profile.json").read_text(encoding="utf-8"))
-    made = f"{table.render(results)}\n{profile.table(profiles)}\n"
-    assert (ROOT / "docs" / "benchmarks-table.md").read_text(encoding="utf-8") == made
+    shown = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert benchmarks_page.updated(shown) == shown, "python -m benchmarks.page"
+    assert (ROOT / "docs" / "benchmarks-table.md").read_text("utf-8") == benchmarks_page.tables()
 
 
 def test_the_table_of_one_core_is_that_of_the_records() -> None:

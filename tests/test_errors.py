@@ -75,3 +75,7 @@ def test_no_nearest_name_is_made_up():
 def test_what_is_valid_in_words(kind, limits, words):
     field = FieldInfo.from_annotated_attribute(kind, Field(..., **limits))
     assert valid_values(field) == words
+
+
+def test_a_long_number_is_cut_like_other_values() -> None:
+    assert len(str(BadValue("keep", "1" * 5000, "a whole number"))) < 200

@@ -148,7 +148,8 @@ def test_toml_holds_everything(name):
     variant = "as-run" if name in HAVE_A_FORM_AS_RUN else "as-printed"
     made = Experiment.of(
         algorithm=name, variant=variant, weight_decay=0.1, lr=1 / 3, model_options={"hidden": 8},
-        data_root="some where", topology="circulant:1,5", agents=12, threads=2,
+        data_root="some where", topology="circulant:1,5", agents=12, threads=2, steps_per_epoch=7,
+        max_steps=1000,
     )  # fmt: skip
     text = made.to_toml()
     again = Experiment.from_toml(text)
@@ -271,6 +272,16 @@ DAMAGE: list[tuple[dict[str, Any], str]] = [
     ({"agents": 10**9}, "agents: 1000000000 is not valid; valid: a whole number from 1 to 100000"),
     ({"gossip_rounds": 10**11}, "gossip_rounds: 100000000000 is not valid; valid: a whole number"),
     ({"agents": True}, "agents: True is not valid; valid: a whole number from 1 to 100000"),
+    ({"keep": True}, "keep: True is not valid; valid: a whole number from 1 to 1000000"),
+    (
+        {"algorithm": "led", "local_steps": True},
+        "local_steps: True is not valid; valid: a whole number from 1",
+    ),
+    (
+        {"algorithm": "dpsgd+clip", "clip": True},
+        "clip: True is not valid; valid: a number above 0",
+    ),
+    ({"algorithm": "dpsgd+sam", "rho": False}, "rho: False is not valid; valid: a number"),
     ({"from_python": 1}, "from_python: 1 is not valid"),
     ({"topology": "torus:99999999999x99999999"}, "agents: "),
     ({"topology": "spanning-tree:" * 3000 + "ring"}, "topology: "),

@@ -27,10 +27,11 @@ def factors(spec: str) -> list[float]:
 @pytest.mark.parametrize("warmup", [0, 3, 2.5])
 @pytest.mark.parametrize("to", [0.0, 0.1])
 def test_cosine_and_linear_are_their_closed_forms(warmup: float, to: float) -> None:
+    """With W whole steps of warm-up out of S, as docs/pace.md has it."""
     rising, steps = round(warmup * PER_EPOCH), PER_EPOCH * EPOCHS
     cosine, linear = (factors(f"{name}:warmup={warmup},to={to}") for name in ("cosine", "linear"))
     for step in range(steps):
-        share = (step - warmup * PER_EPOCH) / (steps - warmup * PER_EPOCH)
+        share = (step - rising) / (steps - rising)
         rise = (step + 1) / rising if rising else 1.0
         bow = to + (1 - to) * 0.5 * (1 + math.cos(math.pi * max(share, 0.0)))
         line = 1 - (1 - to) * max(share, 0.0)
@@ -53,13 +54,54 @@ def test_the_others_with_a_rise() -> None:
 @pytest.mark.parametrize(
     "spec",
     ["cosine:0.5", "cosine:warmup=-1", "cosine:warmup=x", "linear:to=2", "step:to=0.5", "cosin",
-     "constant:per=batch", "cosine:start=3", "exponential:warmup=2", "own"],
+     "constant:per=batch", "cosine:start=3", "exponential:warmup=2", "own", "constant:to=0",
+     "cosine:warmup=1,warmup=2", "linear:to=-0.1"],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(spec: str) -> None:
     with pytest.raises(BadValue, match=r"lr_decay: '.*' is not valid.*; valid: constant, step"):
         parse_schedule(spec)
     with pytest.raises(BadValue, match="gamma_decay"):
         Experiment.of(algorithm="dpsgd", gamma_decay=spec)
+
+
+@pytest.mark.parametrize("field", ["lr_decay", "gamma_decay"])
+def test_a_warm_up_longer_than_the_run_is_refused(field: str) -> None:
+    why = rf"{field}: 'cosine:warmup=5' .*longer than the run of 4 epochs\); valid: warmup up to 4"
+    with pytest.raises(BadValue, match=why):
+        Experiment.of(algorithm="dpsgd", epochs=4, **{field: "cosine:warmup=5"})
+    Experiment.of(algorithm="dpsgd", epochs=5, **{field: "cosine:warmup=5"})
+
+
+def test_rates_that_grow() -> None:
+    """The learning rate may; an averaging rate has been chosen as the most that is wanted."""
+    Experiment.of(algorithm="dpsgd", lr_decay="exponential:1.1")
+    for spec in ("exponential:1.1", "step:2,0.5"):
+        with pytest.raises(BadValue, match=r"gamma_decay: .*γ would grow.*a factor of 1 or less"):
+            Experiment.of(algorithm="dpsgd", gamma_decay=spec)
+
+
+@pytest.mark.parametrize("spec", ["exponential:1e308", "step:1e308,1", "exponential:1e7,warmup=1"])
+def test_a_factor_is_bounded_even_if_it_is_never_used(spec: str) -> None:
+    with pytest.raises(BadValue, match=r"lr_decay: .*; valid: a factor of up to 1000000"):
+        Experiment.of(algorithm="dpsgd", epochs=1, lr_decay=spec)
+
+
+def test_the_last_step_of_the_last_epoch_counts() -> None:
+    """Per step, a rate grows beyond its limit within an epoch."""
+    Experiment.of(algorithm="dpsgd", epochs=1, lr=10, lr_decay="exponential:1e6")
+    with pytest.raises(BadValue, match=r"lr_decay: .*the learning rate would grow beyond"):
+        Experiment.of(algorithm="dpsgd", epochs=1, lr=10, lr_decay="exponential:1e6,per=step")
+
+
+@pytest.mark.parametrize("field", ["lr_decay", "gamma_decay"])
+@pytest.mark.parametrize(
+    "spec", ["exponential:1e-308", "exponential:1e-200,per=step", "step:1e-13,0.5"]
+)
+def test_a_rate_that_falls_to_nothing_is_refused_before_the_run(field: str, spec: str) -> None:
+    with pytest.raises(BadValue, match=rf"{field}: .*within 3 epochs the rate would fall to 0"):
+        Experiment.of(algorithm="dpsgd", epochs=3, **{field: spec})
+    Experiment.of(algorithm="dpsgd", epochs=400, **{field: "cosine"})
+    Experiment.of(algorithm="dpsgd", epochs=400, **{field: "linear"})
 
 
 def test_which_depend_on_the_length() -> None:
@@ -96,7 +138,7 @@ def test_the_averaging_rate_has_one_too(tmp_path: Path) -> None:
         for a, b in zip(fading.records, steady.records, strict=True)
     )
     assert first == 1.0 and all(ratio > 1.1 for ratio in later)
-    with pytest.raises(BadValue, match=r"gamma_decay: 'swarmsgd' .*swarmsgd has no gamma"):
+    with pytest.raises(BadValue, match=r"gamma_decay: 'cosine' .*swarmsgd has no gamma"):
         Experiment.of(algorithm="swarmsgd", gamma_decay="cosine")
     with pytest.raises(BadValue, match=r"d2 needs the same weights in all steps"):
         Experiment.of(algorithm="d2", gamma_decay="cosine")

@@ -66,6 +66,7 @@ __all__ = [
     "AdamW",
     "AdaptiveGossip",
     "Algorithm",
+    "AlgorithmKind",
     "Central",
     "Clip",
     "Clustering",
@@ -83,7 +84,6 @@ __all__ = [
     "FedAvg",
     "Gossip",
     "GradientTracking",
-    "Kind",
     "Lion",
     "MomentumTracking",
     "Named",
@@ -110,10 +110,10 @@ __all__ = [
     "part_kind",
 ]
 
-Kind = type[Algorithm] | Named
+AlgorithmKind = type[Algorithm] | Named
 """What creates the algorithms of one name: a class, or a named recipe."""
 
-ALGORITHMS: dict[str, Kind] = {
+ALGORITHMS: dict[str, AlgorithmKind] = {
     algorithm.name: algorithm
     for algorithm in (
         *(DPSGD, NGC, CompNGC, CGA, CompCGA),
@@ -127,13 +127,13 @@ ALGORITHMS: dict[str, Kind] = {
 }
 
 
-WITH_OPTIONS: dict[str, Kind] = ALGORITHMS | {
+WITH_OPTIONS: dict[str, AlgorithmKind] = ALGORITHMS | {
     word: compose(word) for word in PARTS if word not in ALGORITHMS
 }
 """All that has hyper-parameters: the algorithms, and the parts that are in none of them."""
 
 
-def find(name: str) -> Kind:
+def find(name: str) -> AlgorithmKind:
     """The algorithm with that name, or the recipe of its parts, joined by ``+``.
 
     >>> find("ngc").title, find("ngc+qgm").title
@@ -173,7 +173,7 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
     return make(find(name), options)
 
 
-def make(kind: Kind, options: dict[str, Any]) -> Algorithm:
+def make(kind: AlgorithmKind, options: dict[str, Any]) -> Algorithm:
     """The algorithm of that kind with those hyper-parameters, which are checked."""
     known = kind.options()
     for option in options.keys() - known.keys():

@@ -36,13 +36,14 @@ class Adam(DecayingRule):
     word = "adam"
     title = "Adam"
     alone = False
+    scale_free = True
     beta1: float = Field(0.9, ge=0, lt=1)
     """β₁, how slowly the running mean of the gradients changes."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the second running mean changes: Adam's of the squared gradients, or Lion's
     momentum."""
     epsilon: float = Field(1e-8, gt=0, le=1)
-    """ε, added to the root of the squares' mean."""
+    """ε, added to the root of the mean square."""
 
     def init(self, x_AD: Tensor) -> Moments:
         """Both means start at zero."""

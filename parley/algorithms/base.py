@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from parley.data import Batch
-from parley.errors import BadValue
+from parley.errors import BadValue, Checked
 from parley.graphs import Property, Topology
 from parley.neighbourhood import Neighbourhood
 from parley.wire import codec as codecs
@@ -44,7 +44,7 @@ class Stepped(NamedTuple):
     """Which agents took the step, if some rest; only their losses count."""
 
 
-class Algorithm(BaseModel, ABC):
+class Algorithm(Checked, ABC):
     """A decentralized optimizer: hyper-parameters as fields, `init` and `step` on explicit state.
 
     A state is a NamedTuple of tensors, or of such NamedTuples, whose first field is ``x_AD``, the
@@ -109,23 +109,35 @@ class Algorithm(BaseModel, ABC):
         """Its momentum, for tables of methods that are compared."""
         found = self.settings()
         if "beta1" in found:
-            return f"β₁ {found['beta1']:g}, β₂ {found['beta2']:g}"
+            outer = f", outer {found['outer_momentum']:g}" if "outer_momentum" in found else ""
+            return f"β₁ {found['beta1']:g}, β₂ {found['beta2']:g}{outer}"
         if not found.get("momentum"):
             return "none"
         return f"{found['momentum']:g}" + ", Nesterov" * bool(found.get("nesterov"))
+
+    @property
+    def is_scale_free(self) -> bool:
+        """Whether steps stay the same if all gradients of an agent are multiplied by a number."""
+        return False
 
     @property
     def round_steps(self) -> int:
         """Steps after which models are as averaged as they get; records are taken only then."""
         return 1
 
+    def averages(self, seed: int, step: int) -> bool:
+        """Whether agents average after a step, counted from 0."""
+        return (step + 1) % self.round_steps == 0
+
+    @property
+    def fixed_rate(self) -> str:
+        """Why its averaging rate cannot change from step to step, if it cannot."""
+        if self.static:
+            return f"{self.name} needs the same weights in all steps"
+        return "" if "gamma" in type(self).model_fields else f"{self.name} has no gamma"
+
     def with_rate(self, factor: float) -> "Algorithm":
         """The same at another averaging rate, γ times `factor`."""
-        if "gamma" not in type(self).model_fields or self.static:
-            having = "has no gamma" if not self.static else "needs the same weights in all steps"
-            raise BadValue(
-                "gamma_decay", self.name, "constant for this algorithm", f"{self.name} {having}"
-            )
         return self.model_copy(update={"gamma": self.gossip_rate * factor})
 
     def check(self, topology: Topology) -> None:
@@ -180,7 +192,7 @@ Decoupled = Annotated[
     bool,
     Field(
         description="How weights decay. False: λx is added to the gradient. True: every step also "
-        "shrinks the model by ηλx, whatever becomes of the gradient."
+        "shrinks the model by ηλx, independently of the gradient."
     ),
 ]
 DecayOn = Annotated[

@@ -26,7 +26,7 @@ class Clip(ClippingRule):
     title = "clipping"
     alone = False
     clip: float = Field(1.0, gt=0, le=MOST)
-    """c, the most that a gradient's norm, or an entry of it, may be."""
+    """c, the upper bound on a gradient's norm, or on the size of each entry."""
     clip_by: Literal["norm", "value"] = "norm"
     """What is bounded: the norm of an agent's whole gradient, or every entry of it."""
 

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from parley.algorithms.adam import AdamW, Moments
 from parley.algorithms.base import MOST, Algorithm, DecayOn, LocalSteps, Stepped, WeightDecay
-from parley.algorithms.swarmsgd import matching
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
 
@@ -57,6 +56,11 @@ class DiLoCo(Algorithm):
     decay_on: DecayOn = "all"
 
     @property
+    def is_scale_free(self) -> bool:
+        """Its local steps are AdamW's."""
+        return True
+
+    @property
     def round_steps(self) -> int:
         """Models are one round's after τ steps."""
         return self.local_steps
@@ -82,7 +86,7 @@ class DiLoCo(Algorithm):
         d_AD, inner = self._inner.step(inner, g_AD, x_AD, lr, hood)
         x_AD = x_AD + d_AD
         if (batch.step + 1) % self.local_steps == 0:
-            pairs = matching(hood.edges, hood.seed, batch.step // self.local_steps)
+            pairs = hood.random_pairs(batch.step // self.local_steps)
             slow_AD = hood.meet(φ_AD, pairs)
             Δ_AD = slow_AD - hood.meet(x_AD, pairs)
             v_AD = self.outer_momentum * v_AD + Δ_AD

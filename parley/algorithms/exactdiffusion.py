@@ -12,13 +12,11 @@ sequence of models is that of D². W is made lazy, (1 - γ) I + γ W; the paper 
 
 from typing import NamedTuple
 
-from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, Algorithm, Stepped
-from parley.algorithms.d2 import check_rate
+from parley.algorithms.base import Stepped
+from parley.algorithms.lazy import LazyGossip
 from parley.data import Batch
-from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
 
 
@@ -29,24 +27,12 @@ class State(NamedTuple):
     ψ_AD: Tensor
 
 
-class ExactDiffusion(Algorithm):
+class ExactDiffusion(LazyGossip):
     """D-PSGD with a correction that makes it exact, at the same cost."""
 
     name = "exact-diffusion"
     title = "Exact diffusion"
-    needs = "symmetric"
-    static = True
     no_local_steps = "its correction belongs to single steps; led is it with local steps"
-
-    gamma: float = Field(0.5, gt=0, le=1)
-    """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0, le=MOST)
-    """λ: adds λx to the gradient."""
-
-    def check(self, topology: Topology) -> None:
-        """Also refuses a γ that the graph does not allow."""
-        super().check(topology)
-        check_rate(self.name, self.gamma, topology)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """The first step has nothing to correct."""

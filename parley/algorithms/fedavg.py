@@ -44,12 +44,16 @@ class FedAvg(MomentumSGD):
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
+    def averages(self, seed: int, step: int) -> bool:
+        """After τ steps; records do not wait for it."""
+        return (step + 1) % self.local_steps == 0
+
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step, and the averaging if it is due."""
         x_AD, v_AD = state
         g_AD, loss_A = hood.gradient(x_AD, batch)
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = x_AD + d_AD
-        if (batch.step + 1) % self.local_steps == 0:
+        if self.averages(hood.seed, batch.step):
             x_AD = hood.mean(x_AD)
         return Stepped(State(x_AD, v_AD), loss_A)

@@ -42,7 +42,7 @@ class KGT(Algorithm):
 
     local_steps: LocalSteps = 4
     outer_lr: float = Field(1.0, gt=0, le=MOST)
-    """η_o, how much of what a round has changed is kept."""
+    """η_o, how much of a round's change is kept."""
     gamma: Rate = 1.0
     weight_decay: float = Field(0.0, ge=0, le=MOST)
     """λ: adds λx to the gradient."""

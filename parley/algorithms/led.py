@@ -14,13 +14,11 @@ With one local step it is exact diffusion. W is made lazy, (1 - γ) I + γ W, as
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, Algorithm, LocalSteps, Stepped
-from parley.algorithms.d2 import check_rate
+from parley.algorithms.base import LocalSteps, Stepped
+from parley.algorithms.lazy import LazyGossip
 from parley.data import Batch
-from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
 
 
@@ -31,29 +29,18 @@ class State(NamedTuple):
     y_AD: Tensor
 
 
-class LED(Algorithm):
+class LED(LazyGossip):
     """Exact diffusion with local steps, at the cost of D-PSGD with local steps."""
 
     name = "led"
     title = "LED"
-    needs = "symmetric"
-    static = True
 
     local_steps: LocalSteps = 4
-    gamma: float = Field(0.5, gt=0, le=1)
-    """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0, le=MOST)
-    """λ: adds λx to the gradient."""
 
     @property
     def round_steps(self) -> int:
         """Models are one round's after τ steps."""
         return self.local_steps
-
-    def check(self, topology: Topology) -> None:
-        """Also refuses a γ that the graph does not allow."""
-        super().check(topology)
-        check_rate(self.name, self.gamma, topology)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Nothing is taken out yet."""

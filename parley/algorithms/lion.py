@@ -31,6 +31,7 @@ class Lion(DecayingRule):
     word = "lion"
     title = "Lion"
     alone = False
+    scale_free = True
     decoupled: Decoupled = True
     beta1: float = Field(0.9, ge=0, lt=1)
     """β₁, how much of the running mean is in a step; the rest is the new gradient."""

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from parley.algorithms.base import (
@@ -26,6 +25,7 @@ from parley.algorithms.base import (
     descend,
 )
 from parley.data import Batch
+from parley.errors import Checked
 from parley.graphs import Property
 from parley.neighbourhood import Kind, Mail, Neighbourhood, OnEdges
 from parley.wire import codec as codecs
@@ -36,7 +36,7 @@ class Nothing(NamedTuple):
     """The state of a part that keeps nothing."""
 
 
-class Part(BaseModel):
+class Part(Checked):
     """A rule that recipes are made of."""
 
     model_config = CONFIG
@@ -100,8 +100,10 @@ class Own(GradientRule):
 class UpdateRule(Part, ABC):
     """The step that follows from a gradient."""
 
+    scale_free: ClassVar[bool] = False
+    """Whether its steps stay the same if all gradients are multiplied by a number."""
     learns_from_averages: ClassVar[bool] = False
-    """Whether `settle` reads anything off the averaged models."""
+    """Whether `settle` reads anything off the averaged models, after each round of local steps."""
 
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
@@ -117,8 +119,9 @@ class UpdateRule(Part, ABC):
         """`apply`, and whatever needs to know about the model beside its numbers."""
         return self.apply(state, g_AD, at_AD, lr)
 
-    def settle(self, state: Any, old_AD: Tensor, new_AD: Tensor, lr: float) -> Any:
-        """Updates its state once all is averaged, from how the models have moved."""
+    def settle(self, state: Any, old_AD: Tensor, new_AD: Tensor, lr: float | Tensor) -> Any:
+        """Updates its state once all is averaged, from how the models have moved since the last
+        averaging; `lr` is the learning rate, or with local steps the sum of them, [A, 1]."""
         return state
 
 
@@ -135,7 +138,7 @@ class DecayingRule(UpdateRule, ABC):
         """`apply` with λx in the gradient, or with -ηλx beside it."""
         if not self.weight_decay:
             return self.apply(state, g_AD, at_AD, lr)
-        decayed_AD = at_AD if self.decay_on == "all" else at_AD * hood.task.weights_D
+        decayed_AD = at_AD if self.decay_on == "all" else at_AD * hood.weights_D
         if not self.decoupled:
             return self.apply(state, g_AD + self.weight_decay * decayed_AD, at_AD, lr)
         d_AD, state = self.apply(state, g_AD, at_AD, lr)

@@ -17,13 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, Algorithm, LocalSteps, Stepped
-from parley.algorithms.d2 import check_rate
+from parley.algorithms.base import LocalSteps, Stepped
+from parley.algorithms.lazy import LazyGossip
 from parley.data import Batch
-from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
 
 
@@ -34,24 +32,13 @@ class State(NamedTuple):
     h_AD: Tensor
 
 
-class ProxSkip(Algorithm):
+class ProxSkip(LazyGossip):
     """Exact local steps, with an averaging after each of them only now and then."""
 
     name = "proxskip"
     title = "ProxSkip"
-    needs = "symmetric"
-    static = True
 
     local_steps: LocalSteps = 4
-    gamma: float = Field(0.5, gt=0, le=1)
-    """γ, the averaging rate. At 0.5 every symmetric W will do; some graphs allow more."""
-    weight_decay: float = Field(0.0, ge=0, le=MOST)
-    """λ: adds λx to the gradient."""
-
-    def check(self, topology: Topology) -> None:
-        """Also refuses a γ that the graph does not allow."""
-        super().check(topology)
-        check_rate(self.name, self.gamma, topology)
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """Nothing is taken out yet."""

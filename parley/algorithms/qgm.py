@@ -5,8 +5,9 @@ ICML 2021. Momentum follows how the averaged models move, not the local gradient
 
     m = β m̂ + g;   x⁺ = W (x - η (g + β m));   m̂⁺ = μ m̂ + (1 - μ) (x - x⁺) / η
 
-With ``nesterov=False`` the step is -η m. β `momentum`, μ `mu`, η `lr`, γ `gamma`. Axes: A agents
-hosted here, D flat parameters.
+With ``nesterov=False`` the step is -η m. With τ local steps m̂ stays the same within a round, whose
+movement is then divided by the sum of its η. β `momentum`, μ `mu`, η `lr`, γ `gamma`, τ
+`local_steps`. Axes: A agents hosted here, D flat parameters.
 """
 
 from typing import ClassVar, NamedTuple
@@ -49,7 +50,9 @@ class QuasiGlobal(DecayingRule):
         m_AD = self.momentum * state.m_AD + g_AD
         return -lr * (g_AD + self.momentum * m_AD if self.nesterov else m_AD), state
 
-    def settle(self, state: Direction, old_AD: Tensor, new_AD: Tensor, lr: float) -> Direction:
+    def settle(
+        self, state: Direction, old_AD: Tensor, new_AD: Tensor, lr: float | Tensor
+    ) -> Direction:
         """m̂⁺ = μ m̂ + (1 - μ) (x - x⁺) / η."""
         return Direction(torch.lerp((old_AD - new_AD) / lr, state.m_AD, self.mu))
 

@@ -47,6 +47,20 @@ PARTS = ("update", "averaging", "gradient", "correction", "clipping", "debias")
 """The fields of a recipe that hold parts, in the order in which their options are listed."""
 
 
+class Round(NamedTuple):
+    """A round of local steps so far, for an update rule that learns from whole rounds."""
+
+    start_AD: Tensor
+    """The models at its start."""
+    rates_A: Tensor
+    """The sum of its learning rates."""
+
+    @classmethod
+    def at(cls, x_AD: Tensor) -> "Round":
+        """One that begins at these models."""
+        return cls(x_AD, x_AD.new_zeros(len(x_AD)))
+
+
 class State(NamedTuple):
     """The models, and the state of each part; empty for a part that is absent."""
 
@@ -56,6 +70,8 @@ class State(NamedTuple):
     update: Any
     averaging: Any
     debias: Any
+    round: Any = ()
+    """A `Round`, if the update rule learns from rounds of several steps."""
 
 
 class Recipe(Algorithm):
@@ -91,14 +107,19 @@ class Recipe(Algorithm):
             self.update.init(x_AD),
             self.averaging.init(x_AD, hood, apart, self.gradient.looks_around),
             self.debias.init(x_AD) if self.debias else (),
+            Round.at(x_AD) if self._learns_from_rounds else (),
         )
+
+    @property
+    def _learns_from_rounds(self) -> bool:
+        return self.update.learns_from_averages and self.local_steps > 1
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration. The order of calls is also the order of messages: nothing is waited for
         until everything that does not depend on it has been computed."""
         if (batch.step + 1) % self.local_steps:
             return self._alone(state, hood, batch, lr)
-        x_AD, gradient, correction, update, averaging, debias = state
+        x_AD, gradient, correction, update, averaging, debias, so_far = state
         n_AD, by_I1 = x_AD, None
         if self.debias:
             rate, edges = self.averaging.gamma, self.gradient.looks_around
@@ -130,8 +151,14 @@ class Recipe(Algorithm):
             n_AD = n_AD + d_AD
         averaging = self.averaging.share(averaging, n_AD, hood, MODELS)
         new_AD = self.debias.unweigh(debias, n_AD) if self.debias else n_AD
-        update = self.update.settle(update, x_AD, new_AD, lr)
-        return Stepped(State(new_AD, gradient, correction, update, averaging, debias), loss_A)
+        if self._learns_from_rounds:
+            rates_A1 = (so_far.rates_A + lr)[:, None]
+            update = self.update.settle(update, so_far.start_AD, new_AD, rates_A1)
+            so_far = Round.at(new_AD)
+        else:
+            update = self.update.settle(update, x_AD, new_AD, lr)
+        new = State(new_AD, gradient, correction, update, averaging, debias, so_far)
+        return Stepped(new, loss_A)
 
     def _alone(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """A local step: nobody sends anything."""
@@ -141,12 +168,26 @@ class Recipe(Algorithm):
             g_AD = self.clipping.apply(g_AD)
         d_AD, update = self.update.step(state.update, g_AD, x_AD, lr, hood)
         new_AD = self.debias.local(state.debias, x_AD, d_AD) if self.debias else x_AD + d_AD
-        return Stepped(state._replace(x_AD=new_AD, gradient=gradient, update=update), loss_A)
+        so_far = state.round
+        if self._learns_from_rounds:
+            so_far = so_far._replace(rates_A=so_far.rates_A + lr)
+        new = state._replace(x_AD=new_AD, gradient=gradient, update=update, round=so_far)
+        return Stepped(new, loss_A)
+
+    @property
+    def is_scale_free(self) -> bool:
+        """As its update rule is."""
+        return self.update.scale_free
 
     @property
     def round_steps(self) -> int:
         """Models are averaged after τ steps."""
         return self.local_steps
+
+    @property
+    def fixed_rate(self) -> str:
+        """Every averaging rule has a rate."""
+        return ""
 
     def with_rate(self, factor: float) -> "Recipe":
         """The same at another averaging rate, γ times `factor`."""
@@ -162,8 +203,6 @@ class Recipe(Algorithm):
             return f"{word} takes gradients at the neighbours' models, which every step has to send"
         if self.correction:
             return "tracked gradients are sent in every step; kgt tracks them over local steps"
-        if self.update.learns_from_averages:
-            return f"the momentum of {self.update.word} follows each averaging"
         if self.gradient_at == "mixed":
             return "gradient_at=mixed averages before each step"
         return ""

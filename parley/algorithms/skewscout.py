@@ -48,7 +48,7 @@ class SkewScout(MomentumSGD):
 
     gamma: Rate = 1.0
     tolerance: float = Field(0.05, ge=0, le=1)
-    """How much accuracy a model may lose at its neighbours."""
+    """How much accuracy a model may lose on its neighbours' data."""
     longest: int = Field(16, ge=1, le=MOST)
     """The largest number of steps without averaging."""
     travels: int = Field(4, ge=1, le=MOST)

@@ -9,17 +9,14 @@ Here a meeting takes τ steps of the clock that all agents share. The edge is dr
 the meeting's number. τ `local_steps`, η `lr`. Axes: A agents hosted here, D flat parameters.
 """
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from parley.algorithms.base import MOST, MomentumSGD, Stepped
 from parley.data import Batch
-from parley.graphs import Edge
 from parley.neighbourhood import Neighbourhood
 
 
@@ -47,10 +44,15 @@ class SwarmSGD(MomentumSGD):
         """Momentum starts at zero."""
         return State(x_AD, torch.zeros_like(x_AD))
 
+    def averages(self, seed: int, step: int) -> bool:
+        """After τ steps; records do not wait for it."""
+        return (step + 1) % self.local_steps == 0
+
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step for the agents that meet, and their averaging if it is due."""
         x_AD, v_AD = state
-        pairs = self.drawn(hood.edges, hood.seed, batch.step // self.local_steps)
+        most = 1 if self.pairs == "one" else None
+        pairs = hood.random_pairs(batch.step // self.local_steps, most)
         busy = {agent for pair in pairs for agent in pair}
         alone = len(hood.everyone) == 1  # no one to meet, but it can still train
         active_A = torch.tensor([alone or a in busy for a in hood.agents], device=x_AD.device)
@@ -58,30 +60,6 @@ class SwarmSGD(MomentumSGD):
         d_AD, new_v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD = torch.where(active_A[:, None], x_AD + d_AD, x_AD)
         v_AD = torch.where(active_A[:, None], new_v_AD, v_AD)
-        if (batch.step + 1) % self.local_steps == 0:
+        if self.averages(hood.seed, batch.step):
             x_AD = hood.meet(x_AD, pairs)
         return Stepped(State(x_AD, v_AD), loss_A, active_A)
-
-    def drawn(self, edges: Sequence[Edge], seed: int, meeting: int) -> list[tuple[int, int]]:
-        """Who meets, the same on every worker.
-
-        >>> from parley.graphs import ring
-        >>> SwarmSGD(pairs="many").drawn(ring(4).edges, seed=0, meeting=7)
-        [(0, 3), (1, 2)]
-        """
-        return matching(edges, seed, meeting, None if self.pairs == "many" else 1)
-
-
-def matching(
-    edges: Sequence[Edge], seed: int, meeting: int, most: int | None = None
-) -> list[tuple[int, int]]:
-    """Random edges of which no two share an agent, drawn one after the other until no more fit."""
-    edges = [(i, j) for j, i in edges if i < j]
-    numbers = np.random.default_rng(np.random.SeedSequence([seed, 6, meeting]))
-    taken: list[tuple[int, int]] = []
-    busy: set[int] = set()
-    for e in numbers.permutation(len(edges)).tolist():
-        if busy.isdisjoint(edges[e]) and (most is None or len(taken) < most):
-            taken.append(edges[e])
-            busy.update(edges[e])
-    return sorted(taken)

@@ -1,4 +1,4 @@
-"""``parley algorithms``: which there are, and the options of each."""
+"""``parley algorithms``: the list of algorithms, and the options of each."""
 
 import json
 from typing import Annotated

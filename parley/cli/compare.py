@@ -8,7 +8,18 @@ import typer
 
 from parley.cli.flags import given_options, takes_experiment
 from parley.cli.methods import chosen_methods, on_partitions, refuse_rates, run_tuning
-from parley.cli.options import File, Json, Log, Out, Parallel, Resume, count, option, output_folder
+from parley.cli.options import (
+    AllowCode,
+    File,
+    Json,
+    Log,
+    Out,
+    Parallel,
+    Resume,
+    count,
+    option,
+    output_folder,
+)
 from parley.cli.screen import heading, screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -16,9 +27,37 @@ from parley.experiment import Experiment
 from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
+from parley.user_code import allow
 from parley.watch import trackers
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+
+Algorithms = Annotated[
+    str | None,
+    option(
+        "Comma-separated, with any options after colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
+        "relaysgd:topology=chain; your own as module:Class. Or: all. "
+        f"(default: {comparison.PAPER})",
+        "LIST",
+    ),
+]
+Seeds = Annotated[str, typer.Option(help="Seeds per method, starting from --seed.", metavar="N")]
+Partitions = Annotated[
+    str | None,
+    option(
+        "Several partitions, comma-separated: one table and one picture for all. "
+        f"(default with --algorithms all: {','.join(whole_field.PARTITIONS)})",
+        "LIST",
+    ),
+]
+Tuned = Annotated[
+    Path | None,
+    option("A tuned.toml from parley tune, with settings for each method.", "FILE"),
+]
+Tune = Annotated[
+    str | None,
+    option("Tune first, with this many trials per method and partition.", "TRIALS"),
+]
 
 
 @app.command()
@@ -29,38 +68,17 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 def compare(
     file: File = None,
     *,
-    algorithms: Annotated[
-        str | None,
-        option(
-            "Comma-separated, with any options after colons: dpsgd,ngc:alpha=0,ngc:lr=0.01, "
-            f"relaysgd:topology=chain. Or: all. (default: {comparison.PAPER})",
-            "LIST",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Seeds per method, starting from --seed.", metavar="N")
-    ] = "3",
+    algorithms: Algorithms = None,
+    seeds: Seeds = "3",
     parallel: Parallel = None,
-    partitions: Annotated[
-        str | None,
-        option(
-            "Several partitions, comma-separated: one table and one picture for all. "
-            f"(default with --algorithms all: {','.join(whole_field.PARTITIONS)})",
-            "LIST",
-        ),
-    ] = None,
-    tuned: Annotated[
-        Path | None,
-        option("A tuned.toml from parley tune, with settings for each method.", "FILE"),
-    ] = None,
-    tune: Annotated[
-        str | None,
-        option("Tune first, with this many trials per method and partition.", "TRIALS"),
-    ] = None,
+    partitions: Partitions = None,
+    tuned: Tuned = None,
+    tune: Tune = None,
     out: Out = None,
     resume: Resume = False,
     json_: Json = False,
     log: Log = None,
+    allow_code: AllowCode = None,
     **flags: Any,
 ) -> None:
     """Run several algorithms with several seeds side by side.
@@ -74,6 +92,7 @@ def compare(
 
     [bold]parley compare --algorithms all --data digits --tune 6[/bold]
     """
+    allow(allow_code or ())
     given = given_options(flags)
     options, methods = chosen_methods(file, given, algorithms, comparison.PAPER)
     experiments = comparison.experiments_of(methods, options)
@@ -139,7 +158,7 @@ def _compare_field(
         return
     more = (f"lr of {tuned}",) if tuned else ()
     heading(f"{comparison.title(asked, seeds, *more)}: averaged model, %")
-    screen.print(whole_field.table(rows).terminal())
+    screen.print(whole_field.table(rows).terminal(screen.width))
     where = f"written to {out}: table.md, field.png, and every run's records"
     screen.print(where, soft_wrap=True, highlight=False)
 
@@ -164,7 +183,7 @@ def run_comparison(
         print(json.dumps({"rows": rows, "out": str(out)}))
         return
     heading(comparison.title(experiments, seeds, experiments[0].partition))
-    screen.print(comparison.table(rows).terminal())
+    screen.print(comparison.table(rows).terminal(screen.width))
     screen.print(
         f"written to {out}: table.md, curves.png, and every run's records",
         soft_wrap=True,

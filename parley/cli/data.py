@@ -1,4 +1,4 @@
-"""``parley data``: a dataset, and who would hold what."""
+"""``parley data``: a dataset, and how it would be split among agents."""
 
 import json
 from typing import Annotated, Any
@@ -19,12 +19,14 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 
 @app.command("data")
-@takes_experiment("agents", "topology", "partition", "fraction", "seed", "data_root")
+@takes_experiment(
+    "agents", "topology", "partition", "fraction", "validation", "seed", "data_root", "data_options"
+)
 def show_data(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A dataset; without one, lists the named ones.",
+            help="A dataset. Without one, lists the datasets that have names.",
             metavar="NAME",
             show_default=False,
         ),
@@ -33,7 +35,7 @@ def show_data(
     json_: Json = False,
     **flags: Any,
 ) -> None:
-    """Look at a dataset and how it would be split among agents.
+    """Show a dataset and how it would be split among agents.
 
     [bold]parley data digits --agents 10 --partition dirichlet:0.3 --picture who.png[/bold]
     """

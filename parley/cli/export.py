@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from parley.cli.options import AllowCode, OfAgent, count
-from parley.store import outputs, using
+from parley.store import inference, outputs
+from parley.store.folder import CARD
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -29,7 +30,7 @@ def export(
         Path,
         typer.Option(
             "-o", "--out",
-            help="The file to write; it ends in .onnx or .pt2.",
+            help="The file to write, ending in .onnx or .pt2.",
             metavar="FILE",
             show_default=False,
         ),
@@ -37,10 +38,10 @@ def export(
     agent: OfAgent = None,
     allow_code: AllowCode = None,
 ) -> None:  # fmt: skip
-    """A trained model in the formats of other programs.
+    """Export a trained model for other programs.
 
-    The file takes raw inputs, any number at once: normalisation is inside. Models of text take
-    token IDs, which tokenizer.json in the run's folder makes of texts.
+    The exported model takes raw inputs in batches of any size: normalisation is included. Text
+    models take token IDs; tokenizer.json in the run's folder turns texts into them.
 
     [bold]parley export runs/mine --to onnx -o mine.onnx[/bold]
     """
@@ -48,11 +49,14 @@ def export(
     remedy = f"with --allow-code {trained.card.architecture.model.partition(':')[0]}"
     chosen = None if agent is None else count("agent", agent, least=0)
     module = trained.module(chosen, None, allow_code or (), remedy)
-    using.export(module, trained.card, to, out)
+    inference.export(module, trained.card, to, out)
     about = trained.card.input
     print(f"written to {out}: {about.dtype} inputs of shape {list(about.shape)}, scores out")
-    if about.resize:
-        words = f"scale the shorter side to {about.resize}, then crop the central {about.crop}"
-        print(f"prepare images as the run did: {words} pixels")
+    if about.resize or about.crop:
+        scale = f"scale the shorter side to {about.resize}, then " if about.resize else ""
+        words = f"{scale}crop the central square of {about.crop or about.resize} pixels"
+        print(f"prepare images as the run did: {words}")
+    if about.table:
+        print(f"prepare the columns as in {run / CARD}")
     if about.tokenizer:
         print(f"texts become token IDs with {run / about.tokenizer}")

@@ -1,18 +1,18 @@
 """Flags for every field of an experiment and of the algorithms, generated from the fields."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
-from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS
-from parley.cli.own import own_algorithm
-from parley.code import allow_named
+from parley.algorithms import ALGORITHMS, PARTS, WITH_OPTIONS, AlgorithmKind
+from parley.cli.own_algorithm import own_algorithm
 from parley.errors import BadValue, kind_of
 from parley.experiment import HOW, VARIANTS, Experiment, on_top, read_file, with_own
+from parley.user_code import allow_named
 
 WHAT, HYPER = "What is trained", "Hyper-parameters of the algorithm"
 MEASURED, CARRIED_OUT = "What is measured", "How it is run"
@@ -93,6 +93,12 @@ TABLES = {"model_options": ("model-option", "network"), "data_options": ("data-o
 """Fields that are tables: their flag, and what it sets."""
 
 
+def _table_flag(name: str, panel: str | None) -> inspect.Parameter:
+    flag, what = TABLES[name]
+    help_ = f"An option of the {what}; may be given several times."
+    return _flag(name, help_, panel, list[str], "NAME=VALUE", f"--{flag}")
+
+
 def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
     for name, field in Experiment.model_fields.items():
         if name == "from_python":
@@ -100,9 +106,7 @@ def _experiment_flags(helps: dict[str, str]) -> Iterator[inspect.Parameter]:
         if name in helps:
             yield _flag(name, helps[name], PANELS.get(name, WHAT))
         elif name in TABLES:
-            flag, what = TABLES[name]
-            help_ = f"An option of the {what}; may be given several times."
-            yield _flag(name, help_, WHAT, list[str], "NAME=VALUE", f"--{flag}")
+            yield _table_flag(name, WHAT)
         else:
             yield _flag_of(name, field, PANELS.get(name, WHAT))
     for name in dict.fromkeys(n for a in WITH_OPTIONS.values() for n in a.options()):
@@ -121,7 +125,12 @@ def takes_experiment(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(command).parameters.values())[:-1]
-        few = [_flag_of(name, Experiment.model_fields[name], None) for name in only]
+        few = [
+            _table_flag(name, None)
+            if name in TABLES
+            else _flag_of(name, Experiment.model_fields[name], None)
+            for name in only
+        ]
         flags = few or _experiment_flags(helps)
         command.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
         return command
@@ -139,9 +148,14 @@ def given_options(flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def with_file(file: Path | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The options in a file, overridden by flags."""
+def with_file(
+    file: Path | None, given: dict[str, Any], known: Sequence[AlgorithmKind] = ()
+) -> dict[str, Any]:
+    """The options in a file, overridden by flags. The user's own algorithms can be in the file if
+    they are `known`."""
     written = read_file(file) if file else {}
+    for kind in known:
+        written = with_own(written, kind)
     if own := own_algorithm(given.get("algorithm", "")):
         if twice := [name for name in own if name != "name" and name in given]:
             raise BadValue(twice[0], given[twice[0]], "each option once", "it is given twice")
@@ -161,6 +175,8 @@ def _setting(pair: str, flag: str) -> tuple[str, str | int | float]:
     name, equals, value = pair.partition("=")
     if not (name and equals and value):
         raise BadValue(flag.replace("-", "_"), pair, "NAME=VALUE, for example hidden=64")
+    if value in ("true", "false"):  # as in TOML
+        return name, value == "true"
     for kind in (int, float):
         try:
             return name, kind(value)

@@ -6,58 +6,57 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import Json, Parallel, count, option, switch
+from parley.cli.options import DataRoot, Json, Parallel, count, switch
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.reproduce import guide as study
 from parley.watch.log import console
 
+SettingName = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"One setting instead of all: {', '.join(study.SETTINGS)}.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+Methods = Annotated[str, typer.Option(help="As for parley compare --algorithms.", metavar="LIST")]
+Trials = Annotated[str, typer.Option(help="Learning rates (and γ) tried per method.", metavar="N")]
+TrialEpochs = Annotated[str, typer.Option(help="Epochs of a trial.", metavar="N")]
+Epochs = Annotated[str, typer.Option(help="Epochs of a run.", metavar="N")]
+Seeds = Annotated[str, typer.Option(help="Runs with the best settings.", metavar="N")]
+Fraction = Annotated[float, typer.Option(help="Share of the training samples.", metavar="NUMBER")]
+TestFraction = Annotated[float, typer.Option(help="Share of the test samples.", metavar="NUMBER")]
+GuideOut = Annotated[Path, typer.Option(help="Folder of the results.", metavar="FOLDER")]
+Report = Annotated[
+    bool,
+    switch("Show the finished runs without starting any.", "--report"),
+]
+
 
 def guide(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help=f"One setting instead of all: {', '.join(study.SETTINGS)}.",
-            metavar="[NAME]",
-            show_default=False,
-        ),
-    ] = None,
-    methods: Annotated[
-        str, typer.Option(help="As for parley compare --algorithms.", metavar="LIST")
-    ] = study.METHODS,
-    trials: Annotated[
-        str, typer.Option(help="Learning rates (and γ) tried per method.", metavar="N")
-    ] = "4",
-    trial_epochs: Annotated[str, typer.Option(help="Epochs of a trial.", metavar="N")] = "5",
-    epochs: Annotated[str, typer.Option(help="Epochs of a run.", metavar="N")] = "20",
-    seeds: Annotated[str, typer.Option(help="Runs at the winning settings.", metavar="N")] = "3",
-    fraction: Annotated[
-        float, typer.Option(help="Share of the training samples.", metavar="NUMBER")
-    ] = 1.0,
-    test_fraction: Annotated[
-        float, typer.Option(help="Share of the test samples.", metavar="NUMBER")
-    ] = 1.0,
-    out: Annotated[Path, typer.Option(help="Folder of the results.", metavar="FOLDER")] = Path(
-        "results-guide"
-    ),
+    name: SettingName = None,
+    methods: Methods = study.METHODS,
+    trials: Trials = "4",
+    trial_epochs: TrialEpochs = "5",
+    epochs: Epochs = "20",
+    seeds: Seeds = "3",
+    fraction: Fraction = 1.0,
+    test_fraction: TestFraction = 1.0,
+    out: GuideOut = Path("results-guide"),
     parallel: Parallel = None,
-    data_root: Annotated[
-        str | None,
-        option("Folder with local copies of datasets.", "FOLDER"),
-    ] = None,
-    report: Annotated[
-        bool,
-        switch("Only show what is finished; run nothing.", "--report"),
-    ] = False,
+    data_root: DataRoot = None,
+    report: Report = False,
     json_: Json = False,
 ) -> None:
-    """Compare every method in three settings, tuned alike: which one should I use?
+    """Compare every method in three settings, to help choose one.
 
     Fashion-MNIST with LeNet-5: skewed classes on a ring, one class per agent on a ring, and skewed
-    classes on a graph that changes. Every method gets the same trials, then three seeds.
+    classes on a graph that changes. Every method is tuned with the same trials and then run with
+    three seeds.
 
-    Finished runs are skipped; after Ctrl-C the same command continues. All of it takes about a day
+    Finished runs are skipped; after Ctrl-C the same command continues. Everything takes about a day
     on one core; --fraction 0.2 --test-fraction 0.5 takes a few hours.
     """
     chosen = study.settings_named(name)
@@ -76,14 +75,7 @@ def guide(
         at_once = usable_cores() if parallel is None else count("parallel", parallel)
         with stoppable(out, "the same command continues"):
             for setting, outcome in study.run(chosen, methods, budget, at_once, out):
-                if outcome.refusal:
-                    console.print(
-                        f"{setting.name}: {outcome.label} is left out: {outcome.refusal}",
-                        highlight=False,
-                        soft_wrap=True,
-                    )
-                elif outcome.diverged:
-                    console.print(f"{setting.name}: {outcome.label} diverged", highlight=False)
+                _tell(setting, outcome)
     files = study.report(out)
     if json_:
         print(json.dumps({"out": str(out), "files": [str(path) for path in files]}))
@@ -94,3 +86,14 @@ def guide(
             screen.print(setting.title, highlight=False)
             screen.print(study.table(found).terminal())
     screen.print(f"written to {files[0]} and {files[1]}", highlight=False, soft_wrap=True)
+
+
+def _tell(setting: study.Setting, outcome: study.Outcome) -> None:
+    """Says on stderr why a method has no result in a setting."""
+    if outcome.refusal:
+        what = f"is left out: {outcome.refusal}"
+    elif outcome.diverged:
+        what = "diverged"
+    else:
+        return
+    console.print(f"{setting.name}: {outcome.label} {what}", highlight=False, soft_wrap=True)

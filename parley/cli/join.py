@@ -1,6 +1,5 @@
 """``parley join``: one peer of a group that trains over the open network."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -8,15 +7,15 @@ from typing import Annotated
 import typer
 
 from parley.cli.flags import with_file
-from parley.cli.options import Json, Log, Out, Resume, option, output_folder
-from parley.cli.screen import heading, screen, stoppable
-from parley.cli.train import HostFile, summary_table
+from parley.cli.options import AllowCode, Json, Log, Out, Resume, option, output_folder
+from parley.cli.screen import stoppable
+from parley.cli.train import HostFile, show_summary
 from parley.cluster.host import Host
-from parley.code import allow
 from parley.experiment import Experiment
 from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training.problem import problem
+from parley.user_code import allow
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
@@ -39,7 +38,10 @@ Keys = Annotated[
 ]  # fmt: skip
 Listen = Annotated[
     str | None,
-    option("Where to await other peers, if not at the port of this peer's address.", "HOST:PORT"),
+    option(
+        "Address to listen on for other peers. (default: the port of this peer's address)",
+        "HOST:PORT",
+    ),
 ]
 
 
@@ -53,6 +55,7 @@ def join(
     listen: Listen = None,
     out: Out = None,
     resume: Resume = False,
+    allow_code: AllowCode = None,
     json_: Json = False,
     log: Log = None,
 ) -> None:
@@ -66,7 +69,7 @@ def join(
     group = Peers.read(file)
     experiment = Experiment.of(**with_file(Path(group.experiment), {}))
     part = peers.part_of(Host.of(host), group, me)
-    allow(part.allow_code)
+    allow([*part.allow_code, *(allow_code or ())])
     logged = trackers.parse(log)
     out = output_folder(out, resume, f"{me}-{experiment.algorithm.name}")
     with (
@@ -78,9 +81,4 @@ def join(
         outcome = peers.join(
             group, experiment, me, keys, load, out, resume, watch, None, listen, file
         )
-    if json_:
-        print(json.dumps(outcome.summary))
-    else:
-        done = outcome.summary
-        heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
-        screen.print(summary_table(done).terminal())
+    show_summary(outcome.summary, json_)

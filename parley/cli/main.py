@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
@@ -26,18 +27,18 @@ COMMANDS = {
     "train": "Train one model among peers.",
     "compare": "Run several algorithms with several seeds side by side.",
     "tune": "Find learning rates by a small seeded search, with the same budget for every method.",
-    "report": "One page about one or more runs, to read and to share.",
-    "predict": "What a trained model says about images, arrays or texts.",
-    "export": "A trained model in the formats of other programs.",
+    "report": "Write one page about one or more runs, to read and to share.",
+    "predict": "Run a trained model on images, arrays, tables or texts.",
+    "export": "Export a trained model for other programs.",
     "dash": "Follow runs on a local web page, live and afterwards.",
     "algorithms": "List the algorithms, or the options of one.",
     "topology": "Check a graph: spectral gap, diameter, weights and traffic.",
-    "data": "Look at a dataset and how it would be split among agents.",
+    "data": "Show a dataset and how it would be split among agents.",
     "join": "Train with other organisations over the open network, with no coordinator.",
     "peers": "Look at the peers of a group before they train.",
     "keys": "Make the keys and certificates that peers know each other by.",
-    "reproduce": "The tables and figures of the NGC paper: list them, run them, and compare ours "
-    "with the paper's.",
+    "reproduce": "The tables and figures of the NGC paper: list them, run them, and compare our "
+    "results with the paper's.",
 }
 """Every command, with the first sentence of its help. Its module in this package has its name."""
 
@@ -93,7 +94,7 @@ def _flags(
         bool,
         typer.Option(
             "-v", "--verbose",
-            help="Print more: what is chosen, awaited and written.",
+            help="Print more: what is chosen, waited for and written.",
             metavar="", expose_value=False,
             callback=lambda value: log.show(logging.DEBUG) if value else None,
         ),
@@ -144,22 +145,30 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     log.show()
     try:
+        code = _carry_out()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # there is nothing left to stop
+    except Stopped:  # also while an error is being reported
+        code = TERMINATED
+    sys.exit(code)
+
+
+def _carry_out() -> int:
+    try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="parley")
     except ParleyError as error:
-        code = _complain(str(error))
+        return _complain(str(error))
     except WrongUse as error:
-        code = _complain(_in_our_words(error))
+        return _complain(_in_our_words(error))
     except Stopped:
-        code = TERMINATED
+        raise
     except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    sys.exit(code if isinstance(code, int) else 0)
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # once is enough: what follows must not be interrupted
+    # Once is enough: what follows must not be interrupted.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stopped
 
 
@@ -176,6 +185,8 @@ def _complain(message: str) -> int:
         print(f"error: {' '.join(message.split())}", file=sys.stderr)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun ends all processes of a host as soon as one fails, which must not happen before
-        # the first has told the user what is wrong.
-        time.sleep(30)
+        # the first has told the user what is wrong. Then its SIGTERM comes, and nothing is left to
+        # say.
+        with suppress(Stopped):
+            time.sleep(30)
     return 2

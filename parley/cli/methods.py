@@ -4,13 +4,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from parley.algorithms import find
 from parley.cli.flags import with_file
+from parley.cli.own_algorithm import own_algorithm
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.sweep import compare as comparison
 from parley.sweep import field as whole_field
 from parley.sweep import tune as tuning
+from parley.user_code import allow_named
 from parley.watch.log import console
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,12 @@ def chosen_methods(
     one = given.pop("algorithm", None)
     if one and algorithms:
         raise BadValue("algorithm", one, "either --algorithm or --algorithms")
-    options = with_file(file, given)
+    methods = comparison.parse_algorithms(algorithms or one or default, own_algorithm)
+    for method in methods:
+        allow_named(method.settings)
+    options = with_file(file, given, [method.own for method in methods if method.own])
     options.pop("algorithm", None)
-    methods = comparison.parse_algorithms(algorithms or one or default)
-    comparison.check_used(given, [find(method.name) for method in methods])
+    comparison.check_used(given, [method.kind for method in methods])
     return options, methods
 
 

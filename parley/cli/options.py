@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from parley.errors import BadValue
-from parley.results.formats import ENDINGS
+from parley.results import PICTURE_FORMATS
 from parley.store import folder
 
 
@@ -28,7 +28,7 @@ Out = Annotated[
 ]
 Resume = Annotated[
     bool,
-    switch("Continue what --out holds, from the last checkpoints.", "--resume"),
+    switch("Continue the run in --out from its last checkpoint.", "--resume"),
 ]
 Json = Annotated[
     bool,
@@ -53,14 +53,13 @@ File = Annotated[
 ]
 Parallel = Annotated[
     str | None,
-    option("How many runs in parallel. (default: the number of cores)", "N"),
+    option("Number of runs in parallel. (default: the number of cores)", "N"),
 ]
+DataRoot = Annotated[str | None, option("Folder with local copies of datasets.", "FOLDER")]
 Picture = Annotated[
     Path | None,
     option("Also draw it: a file that ends in .png, .svg or .pdf.", "FILE", "--picture"),
 ]
-
-
 OfAgent = Annotated[
     str | None,
     typer.Option(
@@ -73,8 +72,8 @@ OfAgent = Annotated[
 AllowCode = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module that code named module:function in a file (a model, loss or metric) may be "
-        "imported from; may be repeated.",
+        help="Allow importing this module if a file names a model, loss or metric in it as "
+        "module:function; may be repeated.",
         metavar="MODULE",
         show_default=False,
     ),
@@ -90,8 +89,8 @@ def count(name: str, value: str, least: int = 1) -> int:
 
 def check_picture(picture: Path | None) -> None:
     """Refuses a picture that cannot be written, before any work is done."""
-    if picture and picture.suffix.removeprefix(".").lower() not in ENDINGS:
-        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in ENDINGS)
+    if picture and picture.suffix.removeprefix(".").lower() not in PICTURE_FORMATS:
+        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in PICTURE_FORMATS)
         raise BadValue("picture", str(picture), valid)
     if picture and not picture.parent.is_dir():
         raise BadValue("picture", str(picture), "a file in a folder that exists")

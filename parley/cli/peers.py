@@ -83,8 +83,8 @@ def check(
 
     [bold]parley peers check peers.toml --me ward-a[/bold]
 
-    Peers answer while they train, wait for others, or look as well. The exit code is 1 unless
-    everyone is ready.
+    Peers answer while they train, wait for others, or run this check themselves. The exit code is 1
+    unless everyone is ready.
     """
     if seconds <= 0:
         raise BadValue("seconds", seconds, "a number above 0")

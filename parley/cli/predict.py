@@ -1,4 +1,4 @@
-"""``parley predict``: what a trained model says about images, arrays or texts."""
+"""``parley predict``: a trained model's predictions for images, arrays, tables or texts."""
 
 import json
 from pathlib import Path
@@ -6,60 +6,61 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import AllowCode, OfAgent, count
+from parley.cli.options import AllowCode, OfAgent, count, option, switch
 from parley.cli.screen import heading, screen
 from parley.results.table import Table
 from parley.store import outputs
-from parley.store.using import Answer, answers
+from parley.store.inference import Answer, answers
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 SHOWN = 3
 """Classes of each input in the table."""
 
+RunFolder = Annotated[
+    Path,
+    typer.Argument(help="The folder of a complete run.", metavar="RUN", show_default=False),
+]
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        help="Images, .npy or .npz arrays, or tables; for text models, the texts themselves "
+        "or files with one text per line.",
+        metavar="INPUT...",
+        show_default=False,
+    ),
+]
+Top = Annotated[
+    str | None,
+    option(f"Number of classes to show for each input. (default: {SHOWN}; all with --json)", "N"),
+]
+Resize = Annotated[
+    bool,
+    switch(
+        "Scale images until their shorter side fits, and crop them to the central square.",
+        "--resize",
+    ),
+]
+JsonList = Annotated[
+    bool,
+    switch("Print the predictions as one JSON list.", "--json"),
+]
+
 
 @app.command()
 def predict(
-    run: Annotated[
-        Path,
-        typer.Argument(help="The folder of a complete run.", metavar="RUN", show_default=False),
-    ],
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Images, .npy or .npz arrays; for models of text, the texts themselves or files "
-            "with one text in each line.",
-            metavar="INPUT...",
-            show_default=False,
-        ),
-    ],
+    run: RunFolder,
+    inputs: Inputs,
     agent: OfAgent = None,
-    top: Annotated[
-        str | None,
-        typer.Option(
-            help=f"How many classes are shown for each input. (default: {SHOWN}; all with --json)",
-            metavar="N",
-            show_default=False,
-        ),
-    ] = None,
-    resize: Annotated[
-        bool,
-        typer.Option(
-            "--resize",
-            help="Scale images until their shorter side fits, and crop them to the central square.",
-            metavar="",
-        ),
-    ] = False,
+    top: Top = None,
+    resize: Resize = False,
     allow_code: AllowCode = None,
-    json_: Annotated[
-        bool,
-        typer.Option("--json", help="Print the answers as one JSON list.", metavar=""),
-    ] = False,
+    json_: JsonList = False,
 ) -> None:
-    """What a trained model says about images, arrays or texts.
+    """Run a trained model on images, arrays, tables or texts.
 
-    The averaged model answers, or with [bold]--agent[/bold] that of one agent. Inputs are prepared
-    as in the run.
+    This uses the averaged model, or with [bold]--agent[/bold] the model of one agent. Inputs are
+    prepared as in the run.
 
     [bold]parley predict runs/mine scan-1.png scan-2.png[/bold]
 

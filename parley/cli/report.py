@@ -31,7 +31,9 @@ def report(
     out: Annotated[
         Path | None,
         option(
-            "The page to write. (default: report.html in RUN, or here if there are several)", "FILE"
+            "The page to write. (default: report.html in RUN, or in this folder if there are "
+            "several runs)",
+            "FILE",
         ),
     ] = None,
     pictures: Annotated[
@@ -40,13 +42,13 @@ def report(
     ] = None,
     json_: Annotated[
         bool,
-        switch("Print what was written as one JSON object.", "--json"),
+        switch("Print the paths of the files written as one JSON object.", "--json"),
     ] = False,
 ) -> None:
-    """One page about one or more runs, to read and to share.
+    """Write one page about one or more runs, to read and to share.
 
-    A single self-contained HTML file: open it from disk, mail it, print it. Seeds of one experiment
-    are averaged. Unfinished runs are shown up to their last record.
+    A single self-contained HTML file: open it from disk, mail it, print it. Runs that differ only
+    in their seed are averaged. Unfinished runs are shown up to their last record.
 
     [bold]parley report runs/demo-001[/bold]
 

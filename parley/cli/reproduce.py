@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from parley import graphs as topologies
 from parley.cli.guide import guide
-from parley.cli.options import Parallel, count, option, switch
+from parley.cli.options import DataRoot, Parallel, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
@@ -25,6 +25,7 @@ from parley.reproduce.presets import TABLES, presets, select
 from parley.reproduce.theory import bounds
 from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.results.table import Table
+from parley.sweep.jobs import Job
 from parley.watch.log import console
 
 
@@ -40,9 +41,9 @@ class NameOrCommand(TyperGroup):
 
 app = typer.Typer(
     cls=NameOrCommand,
-    help="The tables and figures of the NGC paper: list them, run them, and compare ours with the "
-    "paper's. [bold]parley reproduce[/bold] lists; [bold]parley reproduce fashion_mnist "
-    "--agents 10 --seeds 3[/bold] runs.",
+    help="The tables and figures of the NGC paper: list them, run them, and compare our results "
+    "with the paper's. [bold]parley reproduce[/bold] lists them; [bold]parley reproduce "
+    "fashion_mnist --agents 10 --seeds 3[/bold] runs some.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -65,54 +66,60 @@ def _number(name: str, value: str | None, valid: str) -> float | None:
         raise BadValue(name, value, valid) from None
 
 
+PresetName = Annotated[
+    str | None,
+    typer.Argument(
+        help="A preset, the beginning of its name, a table, a figure, or all. "
+        "Without one, lists the presets.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+Agents = Annotated[
+    str | None,
+    option("Only presets with this many agents.", "N"),
+]
+Methods = Annotated[
+    str | None,
+    option(f"Only some of {', '.join(LABELS)}.", "LIST"),
+]
+Seeds = Annotated[str, typer.Option(help="Runs of each preset, with seeds from 0.", metavar="N")]
+Variant = Annotated[
+    str,
+    typer.Option(
+        help="as-run, like the authors' code; as-printed, like the paper; or "
+        "as-run-but-CHOICES, with one or more of these as printed, comma-separated: "
+        f"{', '.join(CHOICES)}.",
+        metavar="TEXT",
+    ),
+]
+Epochs = Annotated[
+    str | None,
+    option("Fewer epochs than the paper: a reduced run.", "N"),
+]
+Fraction = Annotated[
+    str | None,
+    option("A share of the training data, equal for every class: a reduced run.", "NUMBER"),
+]
+OnlyList = Annotated[
+    bool,
+    switch("Only list the runs and how long they would take.", "--list"),
+]
+
+
 @app.command()
 def run(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset, the beginning of its name, a table, a figure, or all. "
-            "Without one, lists the presets.",
-            metavar="[NAME]",
-            show_default=False,
-        ),
-    ] = None,
-    agents: Annotated[
-        str | None,
-        option("Only presets with this many agents.", "N"),
-    ] = None,
-    methods: Annotated[
-        str | None,
-        option(f"Only some of {', '.join(LABELS)}.", "LIST"),
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Runs of each, starting from seed 0.", metavar="N")
-    ] = "1",
-    variant: Annotated[
-        str,
-        typer.Option(
-            help="as-run, like the authors' code; as-printed; or as-run-but-CHOICES, with "
-            f"one or more of these as printed, comma-separated: {', '.join(CHOICES)}.",
-            metavar="TEXT",
-        ),
-    ] = "as-run",
-    epochs: Annotated[
-        str | None,
-        option("Fewer epochs than the paper: a reduced run.", "N"),
-    ] = None,
-    fraction: Annotated[
-        str | None,
-        option("A share of the training data, equal for every class: a reduced run.", "NUMBER"),
-    ] = None,
+    name: PresetName = None,
+    agents: Agents = None,
+    methods: Methods = None,
+    seeds: Seeds = "1",
+    variant: Variant = "as-run",
+    epochs: Epochs = None,
+    fraction: Fraction = None,
     out: Out = Path("results"),
     parallel: Parallel = None,
-    data_root: Annotated[
-        str | None,
-        option("Folder with local copies of datasets.", "FOLDER"),
-    ] = None,
-    list_: Annotated[
-        bool,
-        switch("Show what would be run, and how long it would take.", "--list"),
-    ] = False,
+    data_root: DataRoot = None,
+    list_: OnlyList = False,
     json_: Json = False,
 ) -> None:
     """List the presets, or run those that match a name.
@@ -132,21 +139,9 @@ def run(
         data_root,
     )
     at_once = _whole("parallel", parallel) or usable_cores()
-    todo = campaign.jobs(
-        chosen, order, out
-    )  # refuses invalid combinations before anything is timed
+    todo = campaign.jobs(chosen, order, out)  # refuses what is invalid before anything is timed
     if name is None or list_:
-        rows = cost_rows(chosen, order)
-        if list_:
-            for number, row in enumerate(rows):
-                seeds_of_it = todo[number :: len(rows)]
-                row["done"] = sum(campaign.state(job) == "done" for job in seeds_of_it)
-        if json_:
-            print(json.dumps(rows))
-        elif name is None:
-            _list_groups(rows)
-        else:
-            _list_each(rows, order, at_once)
+        _list(chosen, order, todo, at_once, listed=list_, groups=name is None, as_json=json_)
         return
     with stoppable(out, "the same command continues"):
         became = campaign.run(todo, at_once, out)
@@ -163,6 +158,30 @@ def run(
         )
     if counts["failed"]:
         raise typer.Exit(1)
+
+
+def _list(
+    chosen: Sequence[Preset],
+    order: Order,
+    todo: Sequence[Job],
+    at_once: int,
+    *,
+    listed: bool,
+    groups: bool,
+    as_json: bool,
+) -> None:
+    """What would be run, and how long it would take."""
+    rows = cost_rows(chosen, order)
+    if listed:
+        for number, row in enumerate(rows):
+            seeds_of_it = todo[number :: len(rows)]
+            row["done"] = sum(campaign.state(job) == "done" for job in seeds_of_it)
+    if as_json:
+        print(json.dumps(rows))
+    elif groups:
+        _list_groups(rows)
+    else:
+        _list_each(rows, order, at_once)
 
 
 def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
@@ -185,6 +204,7 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
                 "reduced": reduction.words(preset.epochs) or None,
                 "gradients": costs.gradients(preset, order.variant, reduction),
                 "gradients_per_second": speed,
+                "one_core_of": calibration.machine,
                 "hours": costs.hours(preset, speed, order.variant, reduction),
                 "paper": preset.paper.accuracy if preset.paper else None,
             }
@@ -211,7 +231,7 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
     screen.print(
         f"Append a method to a name in a table: {', '.join(LABELS)}. Gradients (of single "
         "samples) and time are for one seed of all runs in a line. parley reproduce NAME --list "
-        "shows each run, parley reproduce NAME runs them.",
+        f"shows each run, parley reproduce NAME runs them. {_where(rows)}",
         highlight=False,
     )
 
@@ -242,7 +262,11 @@ def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> No
         return
     total = costs.duration(sum(seeds * hours for seeds, hours in left) / min(at_once, runs))
     words = f"{runs} run{'s' * (runs > 1)} left, {min(at_once, runs)} at a time: about {total}"
-    screen.print(words, highlight=False)
+    screen.print(f"{words}. {_where(rows)}", highlight=False)
+
+
+def _where(rows: Sequence[dict[str, Any]]) -> str:
+    return f"Times are those of one core of this machine ({rows[0]['one_core_of']})."
 
 
 @app.command("report")
@@ -251,8 +275,8 @@ def show_report(
     markdown: Annotated[
         Path | None,
         option(
-            "Markdown file to write; an existing one must have the marks of an earlier "
-            "report, which is replaced. (default: report.md in --out)",
+            "Markdown file to write. In an existing file, the report between its begin and end "
+            "marks is replaced. (default: report.md in --out)",
             "FILE",
         ),
     ] = None,
@@ -263,8 +287,8 @@ def show_report(
     reduced: Annotated[
         Path | None,
         option(
-            "Another Markdown file for reduced runs and for runs in which single choices differ. "
-            "(default: the same file)",
+            "A separate Markdown file for reduced runs and for runs in which single choices "
+            "differ. (default: the same file)",
             "FILE",
         ),
     ] = None,
@@ -316,7 +340,7 @@ def pack(
     to: Annotated[Path, option("Folder to copy to.", "FOLDER")],
     out: Out = Path("results"),
 ) -> None:
-    """Copy finished runs without their checkpoints, small enough to keep.
+    """Copy finished runs without their checkpoints, for archiving.
 
     [bold]parley reproduce report[/bold] works from the copy.
     """
@@ -333,7 +357,7 @@ def show_resources(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Compare communication and memory with the printed tables; lists the misprints."""
+    """Compare communication and memory with the printed tables, and list the misprints."""
     counted = [(p, resources.measure(p)) for p in select(measure)] if measure else []
     communication, memory = resources.communication(), resources.memory()
     if json_:
@@ -391,9 +415,9 @@ def show_theory(
     topology: Annotated[str, typer.Option(help="Graph, as in parley topology.", metavar="SPEC")] = (
         "ring"
     ),
-    agents: Annotated[str, typer.Option(help="Number of peers.", metavar="N")] = "10",
-    smoothness: Annotated[str, typer.Option(help="L.", metavar="NUMBER")] = "1",
-    momentum: Annotated[str, typer.Option(help="β.", metavar="NUMBER")] = "0.9",
+    agents: Annotated[str, typer.Option(help="Number of agents.", metavar="N")] = "10",
+    smoothness: Annotated[str, typer.Option(help="L, the smoothness.", metavar="NUMBER")] = "1",
+    momentum: Annotated[str, typer.Option(help="β, the momentum.", metavar="NUMBER")] = "0.9",
     lr: Annotated[
         str | None,
         option("η, for the constants C1 to C5. (default: the upper end)", "NUMBER"),
@@ -401,7 +425,7 @@ def show_theory(
     picture: Annotated[
         Path | None,
         option(
-            "Also check the lemmas and the rate on quadratics, and draw them; half a minute.",
+            "Also check the lemmas and the rate on quadratics, and plot them; takes half a minute.",
             "FILE",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""``parley topology``: what is to be known about a graph before training on it."""
+"""``parley topology``: what to know about a graph before training on it."""
 
 import json
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.results.graphs import topology_picture
 from parley.results.table import Table
-from parley.wire.codec import Dense, ScaledSign
+from parley.wire.codec import Codec, Dense, ScaledSign
 from parley.wire.transport import HEADER
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
@@ -59,14 +59,7 @@ def topology(
     n = count("agents", agents) if agents else None
     graph = topologies.parse(spec, n, asked.weights, asked.seed)
     size = count("parameters", parameters)
-    figures: dict[str, Any] = topologies.describe(graph)
-    messages = float(figures["messages_per_round"])
-    dense, packed = (
-        round(messages * (HEADER.itemsize + codec.message_bytes(torch.float32)) / 1e6, 6)
-        for codec in (Dense(size), ScaledSign((size,)))
-    )
-    figures["round_megabytes_models"] = figures["round_megabytes_cross_gradients"] = dense
-    figures["round_megabytes_cross_gradients_1bit"] = packed
+    figures = _figures(graph, size)
     if picture:
         topology_picture(graph, picture)
     if json_:
@@ -74,57 +67,78 @@ def topology(
             figures["rounds"] = [_round_figures(phase) for phase in graph.phases]
         print(json.dumps(figures | {"weight_matrix": graph.weights.tolist()}))
         return
-
-    def degrees() -> str:
-        low, mean, high = (figures[f"degree_{k}"] for k in ("min", "mean", "max"))
-        return f"{low}" if low == high else f"{low} to {high}, {mean:.3g} on average"
-
-    properties = ["symmetric" if graph.symmetric else "not symmetric"]
-    properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
     heading(f"{graph.name}, {graph.agents} agent{'s' * (graph.agents > 1)}")
-    in_all = ", all rounds together" if graph.phases else ""
-    each = " in every round" if graph.phases else ""
-    lines = {
-        "neighbours of an agent": degrees() + in_all,
-        "edges": f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}",
-        "diameter": str(graph.diameter),
-        "weights": f"{graph.scheme}: {', '.join(properties)}{each}",
-    }
+    screen.print(pairs(_properties(graph, figures)).terminal())
     if graph.phases:
-        lines["period"] = f"{graph.period} rounds, one per step"
-        exact = (
-            f"after {graph.exact_after} rounds"
-            if graph.exact_after
-            else "never, only approximately"
-        )
-        lines["exact mean reached"] = exact
-        lines["spectral gap of a period"] = f"{graph.spectral_gap:.6g}"
-        if not graph.exact_after:
-            per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
-            lines["spectral gap per round"] = f"{per_round:.6g}"
-    else:
-        lines["spectral gap"] = f"{graph.spectral_gap:.6g}"
-        lines["smallest eigenvalue"] = f"{graph.lambda_min + 0.0:.6g}"
-    screen.print(pairs(lines).terminal())
-    if graph.phases:
-        _rounds_table(graph, HEADER.itemsize + Dense(size).message_bytes(torch.float32))
+        _rounds_table(graph, _message_bytes(Dense(size)))
     elif graph.agents <= 10:
-        heading("the weight that an agent (row) gives to another's value (column)")
-        weights = [
-            [str(agent), *(f"{w:.2f}" if w else "·" for w in row)]
-            for agent, row in enumerate(graph.weights)
-        ]
-        matrix = Table(["", *map(str, range(graph.agents))], weights)
-        screen.print(matrix.terminal())
-    heading(f"traffic per step with {size:,} parameters in float32")
-    costs = [
-        ["its model to its neighbours", f"{dense:.4f}"],
-        ["cross-gradients back", f"{dense:.4f}"],
-        ["cross-gradients back, 1 bit per parameter", f"{packed:.4f}"],
-    ]
-    screen.print(Table(["each agent, on average", "MB sent"], costs).terminal())
+        _weights_table(graph)
+    _traffic_table(figures, size)
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
+
+
+def _message_bytes(codec: Codec) -> int:
+    return HEADER.itemsize + codec.message_bytes(torch.float32)
+
+
+def _figures(graph: Topology, size: int) -> dict[str, Any]:
+    """The numbers to show, with the megabytes that an agent sends per round."""
+    figures: dict[str, Any] = topologies.describe(graph)
+    messages = float(figures["messages_per_round"])
+    dense, packed = (
+        round(messages * _message_bytes(codec) / 1e6, 6)
+        for codec in (Dense(size), ScaledSign((size,)))
+    )
+    figures["round_megabytes_models"] = figures["round_megabytes_cross_gradients"] = dense
+    figures["round_megabytes_cross_gradients_1bit"] = packed
+    return figures
+
+
+def _properties(graph: Topology, figures: dict[str, Any]) -> dict[str, str]:
+    low, mean, high = (figures[f"degree_{k}"] for k in ("min", "mean", "max"))
+    degrees = f"{low}" if low == high else f"{low} to {high}, {mean:.3g} on average"
+    properties = ["symmetric" if graph.symmetric else "not symmetric"]
+    properties.append("doubly stochastic" if graph.doubly_stochastic else "not doubly stochastic")
+    changes = bool(graph.phases)
+    lines = {
+        "neighbours of an agent": degrees + ", all rounds together" * changes,
+        "edges": f"{len(graph.edges)}, {'some one-way' * graph.directed or 'all both ways'}",
+        "diameter": str(graph.diameter),
+        "weights": f"{graph.scheme}: {', '.join(properties)}{' in every round' * changes}",
+    }
+    if not graph.phases:
+        lines["spectral gap"] = f"{graph.spectral_gap:.6g}"
+        lines["smallest eigenvalue"] = f"{graph.lambda_min + 0.0:.6g}"
+        return lines
+    after = graph.exact_after
+    lines["period"] = f"{graph.period} rounds, one per step"
+    lines["exact mean reached"] = f"after {after} rounds" if after else "never, only approximately"
+    lines["spectral gap of a period"] = f"{graph.spectral_gap:.6g}"
+    if not after:
+        per_round = 1 - (1 - graph.spectral_gap) ** (1 / graph.period)
+        lines["spectral gap per round"] = f"{per_round:.6g}"
+    return lines
+
+
+def _weights_table(graph: Topology) -> None:
+    heading("the weight that an agent (row) gives to another's value (column)")
+    weights = [
+        [str(agent), *(f"{w:.2f}" if w else "·" for w in row)]
+        for agent, row in enumerate(graph.weights)
+    ]
+    screen.print(Table(["", *map(str, range(graph.agents))], weights).terminal())
+
+
+def _traffic_table(figures: dict[str, Any], size: int) -> None:
+    heading(f"traffic per step with {size:,} parameters in float32")
+    names = {
+        "its model to its neighbours": "models",
+        "cross-gradients back": "cross_gradients",
+        "cross-gradients back, 1 bit per parameter": "cross_gradients_1bit",
+    }
+    costs = [[name, f"{figures[f'round_megabytes_{of}']:.4f}"] for name, of in names.items()]
+    screen.print(Table(["each agent, on average", "MB sent"], costs).terminal())
 
 
 def _round_figures(phase: Topology) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from parley.cluster import launch
 from parley.cluster.host import Host
 from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
-from parley.code import allow
 from parley.experiment import Experiment
-from parley.measures import of_options
+from parley.measures import Measure, of_options
 from parley.results.table import Table
 from parley.training.problem import problem
+from parley.user_code import allow
 from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
@@ -95,18 +95,13 @@ def train(
         outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:
         return
-    if json_:
-        print(json.dumps(outcome.summary))
-    else:
-        done = outcome.summary
-        heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
-        screen.print(summary_table(done).terminal())
+    show_summary(outcome.summary, json_)
     if outcome.summary.get("agents_absent") and not _would_be_restarted():
         raise typer.Exit(INCOMPLETE)
 
 
 def _would_be_restarted() -> bool:
-    """Whether torchrun takes any code but 0 for a reason to start the finished run again."""
+    """Whether torchrun would restart the finished run if its exit code were not 0."""
     names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     made, most = (int(os.environ.get(name, "0")) for name in names)
     return made < most
@@ -130,13 +125,20 @@ def _early_end(done: dict[str, Any]) -> dict[str, str]:
     return {"stopped": f"after epoch {done['epochs']}: {why}"} if why else {}
 
 
-def summary_table(done: dict[str, Any]) -> Table:
-    """The results of a run."""
+def show_summary(done: dict[str, Any], as_json: bool) -> None:
+    """Prints the results of a run, as a table or as JSON."""
+    if as_json:
+        print(json.dumps(done))
+        return
+    heading(f"{done['label']} on {done['data']}, {done['agents']} agents")
+    screen.print(_summary_table(done).terminal())
+
+
+def _summary_table(done: dict[str, Any]) -> Table:
     lines: dict[str, Any] = {}
     for measure in of_options(done):
-        share = measure.share
         means, own, after, low, high = (
-            _said(done.get(measure.field(form)), share)
+            _shown(measure, done.get(measure.field(form)))
             for form in ("mean_model", "own", "after_gossip", "own_min", "own_max")
         )
         title = measure.title
@@ -161,7 +163,5 @@ def summary_table(done: dict[str, Any]) -> Table:
     return pairs({name: str(value) for name, value in lines.items()})
 
 
-def _said(value: float | None, share: bool) -> str:
-    if value is None:
-        return "not defined"
-    return f"{value:.2%}" if share else f"{value:.4g}"
+def _shown(measure: Measure, value: float | None) -> str:
+    return "not defined" if value is None else measure.shown(value, digits=2)

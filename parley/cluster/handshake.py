@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from parley import models
+from parley.cluster.messages import Claims, Seat, understood
 from parley.cluster.noticeboard import Board, Member, listed
-from parley.cluster.words import Claims, Seat, understood
 from parley.compute.task import Task
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, OWN, Experiment
@@ -59,14 +58,16 @@ def claims(
     """Everything that must be the same everywhere, under the names used in errors."""
     inputs = problem.test.inputs if problem.test_is_shared else problem.samples[0].inputs
     parameters = zip(task.names, task.shapes, strict=True)
+    table = problem.preparation.table
     return {
         **plan(experiment, problem.topology, version),
         "label names": list(problem.class_names),
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
+        **({"columns": list(table.names)} if table else {}),
         "parameters": {name: list(shape) for name, shape in parameters},
         "buffers": {name: list(b.shape) for name, b in sorted(task.whole.named_buffers())},
-        "frozen parameters": _frozen(task),
+        "frozen parameters": task.frozen,
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
     }
 
@@ -111,17 +112,6 @@ def _difference(first: Any, other: Any, rank: int, key: str) -> str:
 def _brief(value: Any) -> str:
     text = "missing" if value is None else repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _frozen(task: Task) -> str:
-    """A checksum of the parameters that are never sent, which must be the same everywhere."""
-    total = 0
-    state = {**dict(task.model.named_parameters()), **dict(task.model.named_buffers())}
-    for name, value in sorted(state.items()):
-        if name not in task.names:
-            array = value.detach().cpu().to(torch.float64).numpy()
-            total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
-    return f"checksum {total}" if total else "none"
 
 
 def _graph(topology: Topology) -> str:

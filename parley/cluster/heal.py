@@ -32,15 +32,16 @@ import torch
 from torch import Tensor
 
 from parley import graphs as topologies
-from parley.cluster import words
+from parley.cluster import messages
 from parley.cluster.join import Meeting, Roster
 from parley.cluster.noticeboard import FAILURE, StoreLost, ask, read_failure
 from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.journal import Journal, Written
+from parley.training.metrics import Losses
 from parley.training.record import Record
-from parley.training.run import Losses, Run
+from parley.training.run import Run
 from parley.wire.transport import Kind
 
 PAUSE = 0.05
@@ -171,7 +172,7 @@ class Membership:
     def roster(self, generation: int) -> tuple[int, ...]:
         """The workers of an earlier generation."""
         text = self.ask(lambda: self._get(f"roster/{generation}"))
-        return words.workers(text or "[]", self.world)
+        return messages.workers(text or "[]", self.world)
 
     def waiting(self, generation: int) -> bool:
         """Whether a worker is waiting to join the generation after this one."""
@@ -186,7 +187,7 @@ class Membership:
         """The workers that all continue without, and why."""
         return self.ask(
             lambda: {
-                worker: words.printable(self._get(f"dropped/{worker}") or "")
+                worker: messages.printable(self._get(f"dropped/{worker}") or "")
                 for worker in range(self.world)
                 if self.store.check([f"dropped/{worker}"])
             }
@@ -212,7 +213,7 @@ class Membership:
         everyone = range(self.world)
         inside = [w for w in everyone if self.store.check([f"in/{generation}/{w}"])]
         ended = self.store.check([f"left/{generation}"])
-        settled = words.workers(workers, self.world) if workers is not None else None
+        settled = messages.workers(workers, self.world) if workers is not None else None
         failure, done = self._get(FAILURE), self.store.check(["done"])
         return settled, inside, ended, self._get("beat"), failure, done
 
@@ -252,8 +253,7 @@ class Recovery:
             x_AD = x_AD.contiguous()
             about = {"epoch": epoch, "step": step, "seconds": mine.seconds}
             run.restore(run.state, {**about, "samples": mine.samples}, mine.sent, b_AS.contiguous())
-            run.state = run.algorithm.init(x_AD, run.hood, apart=True)
-            run.losses = list(mine.losses) if board.rank not in behind else []
+            run.rebuild(x_AD, mine.losses if board.rank not in behind else ())
         self._share_records([e for e, _ in said], epoch)
 
     def _lent(self, x_AD: Tensor, behind: Sequence[int]) -> Tensor:
@@ -278,9 +278,10 @@ class Recovery:
         known = self.before.records or (folder.records() if folder else [])
         known = [record for record in known if record["epoch"] <= epoch]
         shared = board.share("records", known if board.rank == foremost else [], list[Written])
-        journal.records, journal.epoch = shared[foremost], epoch
-        self.run.records = list(journal.records)
+        journal.continue_after(shared[foremost], epoch)
+        self.run.continue_after(journal.records)
         if folder:
+            journal.go_on()
             checkpoint.drop_after(folder.path, epoch)
             if journal.keeper:
                 folder.rewind(journal.records, epoch)

@@ -10,7 +10,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from parley.cluster import handshake
-from parley.cluster.lastwords import last_words
+from parley.cluster.gloo_crash import last_words
 from parley.cluster.noticeboard import (
     PARTING,
     Board,
@@ -44,7 +44,7 @@ from parley.wire.transport import Transport, WorkerLost
 log = logging.getLogger(__name__)
 
 BEAT = 1.0
-"""Seconds between two looks at whether the launcher is still there."""
+"""Seconds between checks that the launcher is still running."""
 LAST_WORDS = 6.0
 """Seconds that a worker whose launcher is gone has to end on its own."""
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -126,7 +126,7 @@ class Gathering(ABC):
         return None
 
     def expect(self, agents: int, edges: int, size: int) -> None:  # noqa: B027
-        """The model is known: it takes so many bytes."""
+        """Called when the model is known: it takes this many bytes."""
 
     @abstractmethod
     def lobby(self) -> Board:
@@ -199,10 +199,10 @@ class Meeting(Gathering):
                 yield board
 
     def _given_up(self, board: Noticeboard) -> str:
-        """Why this process ends, for everyone whom that concerns."""
+        """Why this process ends, as the others are told."""
         workers = [board.name(worker) for worker in direct.awaited()]
         who = " or ".join(workers) or "another worker"
-        error = ParleyError(f"workers: {who} has sent a message that is longer than it may be")
+        error = ParleyError(f"workers: {who} sent a message that is too long")
         return str(error if self.heals else board.fail(error))
 
     def _connect(self, store: Store, here: int, world: int) -> None:
@@ -259,6 +259,8 @@ class Meeting(Gathering):
         except KeyboardInterrupt:
             if final:
                 board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
+                with suppress(StoreLost):
+                    board.end()
             raise
         except Exception as error:
             words = repr(error) if self.local else unexpected(error)
@@ -276,7 +278,7 @@ class Meeting(Gathering):
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Connections that are made meanwhile are open to this machine only."""
+    """While this is open, new connections are open to this machine only."""
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if INTERFACE in os.environ or not names:
         yield
@@ -311,10 +313,12 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while os.getppid() == launcher:
             time.sleep(BEAT)
-        log.error("torchrun is gone, so this worker stops; --resume continues the run")
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(LAST_WORDS)
-        os._exit(1)  # it may be waiting for others and not hear signals
+        try:
+            log.error("torchrun is gone, so this worker stops; --resume continues the run")
+        finally:  # whatever becomes of the message: a caller's handler may fail
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(LAST_WORDS)
+            os._exit(1)  # it may be waiting for others and not hear signals
 
     threading.Thread(target=watch, daemon=True).start()
 

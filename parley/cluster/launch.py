@@ -29,7 +29,7 @@ from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
-from parley.compute import choose, kernels
+from parley.compute import choose, kernels, precision
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
@@ -42,6 +42,9 @@ from parley.wire.transport import WorkerLost
 log = logging.getLogger(__name__)
 
 READY = "parley/ready"
+STOPPED = 1.0
+"""Seconds that the others have to end on their own once this process is told to stop: whoever waits
+for a message of its cannot, and what they write is there as a whole or not at all."""
 
 
 def execute(
@@ -61,7 +64,7 @@ def execute(
     that it hosts. `host` is what only this host knows.
     """
     # Refused before anything is written.
-    device_of(experiment.device)
+    precision.check_device(experiment.precision, device_of(experiment.device))
     choose.check_name(experiment.engine)
     mine = (host or Host()).hosted()
     launched = started_by_launcher()
@@ -93,7 +96,8 @@ def default_workers(experiment: Experiment, out: Path) -> int:
     """
     if started_by_launcher() or experiment.links or experiment.model in models.SMALL:
         return 1
-    if experiment.model in models.COMPILED and kernels.available():
+    computes_here = experiment.precision == precision.FULL and kernels.available()
+    if experiment.model in models.COMPILED and computes_here:
         return 1
     if (stored := RunFolder(out).experiment(experiment.algorithm.kind)) is not None:
         return stored.workers
@@ -106,6 +110,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
     world, patience = experiment.workers, experiment.patience
     store = local_store(patience)
     others: list[BaseProcess] = []
+    parting = PARTING
     try:
         with _interrupts_held_back():
             for rank in range(1, world):
@@ -121,8 +126,11 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
         return work(mine, Meeting(0, world, patience, store=store, local=True))
     except WorkerLost as error:
         raise _explained(error, others, assignment) from None
+    except KeyboardInterrupt:
+        parting = STOPPED
+        raise
     finally:
-        _end(others)
+        _end(others, parting)
 
 
 def _started(assignment: Assignment, rank: int, port: int) -> BaseProcess:
@@ -185,8 +193,8 @@ def _explained(
     return lost
 
 
-def _end(others: Sequence[BaseProcess]) -> None:
-    deadline = time.monotonic() + PARTING
+def _end(others: Sequence[BaseProcess], parting: float) -> None:
+    deadline = time.monotonic() + parting
     for process in others:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():

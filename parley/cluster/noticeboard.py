@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import Store
 
-from parley.cluster import words
+from parley.cluster import messages
 from parley.cluster.rank import here
 from parley.errors import Diverged, ParleyError
 from parley.wire.transport import WorkerLost
@@ -103,6 +103,10 @@ class Board(ABC):
         self.host = here()
         """The name under which this process introduces itself."""
 
+    def wait_at_least(self, seconds: float) -> None:
+        """Raises the patience to at least this many seconds."""
+        self.patience = max(seconds, self.patience)
+
     @abstractmethod
     def name(self, rank: int) -> str:
         """A process as text."""
@@ -155,7 +159,7 @@ class Noticeboard(Board):
         """
         text, store = json.dumps(value), self.store
         if store is None:
-            return [words.understood(text, kind, "this process", what)]
+            return [messages.understood(text, kind, "this process", what)]
         self._shared += 1  # all share the same things in the same order
         keys = [f"parley/{self._shared}/{what}/{rank}" for rank in range(self.world)]
         self._say(store, keys[self.rank], text)
@@ -174,7 +178,7 @@ class Noticeboard(Board):
             pause = min(1.5 * pause, 0.1)
         heads = self._ask(lambda: store.multi_get(keys))
         return [
-            words.understood(
+            messages.understood(
                 self._heard(store, key, head.decode("utf-8", "replace")), kind, who, what
             )
             for key, head, who in zip(keys, heads, map(self.name, range(self.world)), strict=True)
@@ -182,18 +186,18 @@ class Noticeboard(Board):
 
     def _say(self, store: Store, key: str, text: str) -> None:
         """Puts a text under a key: the text behind =, or behind # the number of its parts."""
-        parts = words.parts(text)
+        parts = messages.parts(text)
         for number, part in enumerate(parts if len(parts) > 1 else ()):
             self._ask(partial(_put, store, f"{key}/{number}", part, self.once))
         head = f"={text}" if len(parts) == 1 else f"#{len(parts)}"
         self._ask(partial(_put, store, key, head, self.once))
 
     def _heard(self, store: Store, key: str, head: str) -> str:
-        """The text under a key; nothing, which nobody can understand, if it is too long."""
+        """The text under a key; empty, which no reader accepts, if it is too long."""
         if head.startswith("="):
             return head[1:]
         count = head.removeprefix("#")
-        if not count.isdecimal() or len(count) > 6 or int(count) * words.PART > words.LIMIT:
+        if not count.isdecimal() or len(count) > 6 or int(count) * messages.PART > messages.LIMIT:
             return ""
         keys = [f"{key}/{number}" for number in range(int(count))]
         if not self._ask(lambda: store.check(keys)):
@@ -279,10 +283,15 @@ class Noticeboard(Board):
         if store is None:
             return
         with suppress(StoreLost):
-            heard = self._ask(lambda: store.add(ENDED, 1))
+            heard = self.end()
             while heard < living and time.monotonic() < deadline:
                 time.sleep(0.05)
                 heard = self._ask(lambda: store.add(ENDED, 0))
+
+    def end(self) -> int:
+        """Says that this process ends, and is to be waited for no longer; how many have said so."""
+        store = self.root
+        return self._ask(lambda: store.add(ENDED, 1)) if store is not None else 1
 
     def _ask(self, question: Callable[[], T]) -> T:
         return ask(question, self.patience)
@@ -325,7 +334,7 @@ def read_failure(note: str) -> ParleyError:
     7
     """
     try:
-        said = words.understood(note, words.Failure, "another process", "failure")
+        said = messages.understood(note, messages.Failure, "another process", "failure")
     except ParleyError as error:
         return error
     if "step" in said:

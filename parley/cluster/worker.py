@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parley import data
 from parley.cluster import handshake
 from parley.cluster.heal import Position, Recovery, without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
 from parley.cluster.noticeboard import Board, Member, StoreLost, listed
+from parley.data import standard
 from parley.data.targets import held, held_names
 from parley.errors import ParleyError
 from parley.experiment import Experiment
@@ -36,7 +36,7 @@ from parley.store.journal import Count, Journal
 from parley.store.lock import Hold
 from parley.store.status import reported
 from parley.training.events import EpochDone, Event, Started
-from parley.training.pace import last_step
+from parley.training.pace import last_step, sizes_of
 from parley.training.problem import Problem, task_of
 from parley.training.record import Record
 from parley.training.run import Run
@@ -62,7 +62,7 @@ def unwatched(event: Event) -> None:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker has to do."""
+    """A worker's assignment."""
 
     experiment: Experiment
     load: Load
@@ -72,7 +72,7 @@ class Assignment:
     mine: Sequence[int] | None = None
     """The agents that this host claims; None: a share of the unclaimed ones."""
     callbacks: Callbacks = field(default_factory=Callbacks)
-    """What worker 0 asks whether to continue."""
+    """Functions that worker 0 asks whether to continue."""
     everywhere: bool = False
     """Whether every worker gets the outcome, or only the first."""
     version: str = field(default_factory=handshake.code)
@@ -150,13 +150,14 @@ class Worker:
         self.task = task_of(experiment, self.problem)
         bytes_ = self.task.size * self.task.dtype.itemsize
         self.meeting.expect(experiment.agents, len(self.problem.topology.edges), bytes_)
-        lobby.patience = max(LOADING, lobby.patience)
+        lobby.wait_at_least(LOADING)
         said = handshake.claims(experiment, self.problem, self.task, assignment.version)
         handshake.agree(lobby, hosted, said)
+        self.problem = self._standardised(lobby)
         mine = [len(samples) for samples in self.problem.samples]
         sizes = lobby.share("sizes", mine, list[Count])
         everyone = [size for of_worker in sizes for size in of_worker]
-        self.steps_per_epoch = data.steps_per_epoch(everyone, experiment.batch)
+        self.sizes = sizes_of(experiment, everyone)
         tests = lobby.share("tests", len(self.problem.test), Count)
         self.test_samples = tests[0] if self.problem.test_is_shared else sum(tests)
         self.tested_on = self.test_samples
@@ -164,11 +165,28 @@ class Worker:
         self.agents = describe(self.problem, held)
         self._take_hold(lobby)
         if self.membership and self.resume:
-            end_of = partial(last_step, experiment.algorithm, self.steps_per_epoch)
+            end_of = partial(last_step, experiment, self.sizes.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
 
+    def _standardised(self, lobby: Board) -> Problem:
+        """With the columns of hosts' own tables standardised over the rows of all agents."""
+        problem, form = self.problem, self.problem.preparation.table
+        if form is None or not problem.standardise:
+            return problem
+        mine = [standard.moments(samples) for samples in problem.samples]
+        said = lobby.share("columns", mine, list[standard.Moments])
+        each = [iter(of_worker) for of_worker in said]
+        form = standard.agreed(form, [next(each[worker]) for worker in self.worker_of])
+        return replace(
+            problem,
+            samples=[standard.standardised(samples, form) for samples in problem.samples],
+            test=standard.standardised(problem.test, form),
+            preparation=replace(problem.preparation, table=form),
+            standardise=False,
+        )
+
     def _take_hold(self, lobby: Board) -> None:
-        """Nothing in the folder is read before it belongs to this run."""
+        """Locks the folder for this run before anything in it is read."""
         run = lobby.share("run", uuid.uuid4().hex, str)[0]
         if self.assignment.out:
             hold = Hold(self.assignment.out, run, self.meeting.rank)
@@ -229,7 +247,7 @@ class Worker:
             problem,
             transport,
             self.task,
-            self.steps_per_epoch,
+            self.sizes,
             self.test_samples,
             callbacks if board.rank == 0 else callbacks.silent(),
         )
@@ -270,7 +288,8 @@ class Worker:
             membership.beat()
         if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
             rejoining = rank == 0 and membership.waiting(roster.generation)
-            if float(run.transport.sum(torch.tensor(float(rejoining)))):
+            # Whether somebody waits is for the first worker to say, whatever the others send.
+            if float(run.transport.each(torch.tensor(float(rejoining)))[0]) == 1:
                 raise RejoinRequest
 
     def _tell(

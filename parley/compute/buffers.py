@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from parley.errors import BadValue
 
 Norm = nn.modules.batchnorm._NormBase
+COUNTER = "num_batches_tracked"
 
 
 class Moments(NamedTuple):
@@ -50,6 +51,10 @@ class Layout:
             Moments(at[f"{prefix}running_mean"], at[f"{prefix}running_var"])
             for prefix in (f"{name}." if name else "" for name in layers)
         ]
+        self.offsets = {name: part.start for name, part in at.items()}
+        """Where each begins in the flat vector."""
+        self._momenta = [layer.momentum for layer in layers.values()]
+        self._counters = [at[name].start for name in found if name.endswith(COUNTER)]
 
     def start(self, like: Tensor) -> Tensor:
         """The statistics that the model was given with, [S]."""
@@ -66,6 +71,25 @@ class Layout:
             .clone()
             for n, p, like in parts
         }
+
+    def after(self, b_PS: Tensor, seen_PS: Tensor) -> Tensor:
+        """The statistics after a batch whose own are `seen_PS`, as PyTorch would move them."""
+        moved_PS = b_PS.clone()
+        moved_PS[:, self._counters] = b_PS[:, self._counters].round() + 1
+        for parts, momentum, counter in zip(
+            self.moments, self._momenta, self._counters, strict=True
+        ):
+            rate_P1 = 1 / moved_PS[:, counter, None] if momentum is None else momentum
+            for part in parts:
+                moved_PS[:, part] = (1 - rate_P1) * b_PS[:, part] + rate_P1 * seen_PS[:, part]
+        return moved_PS
+
+    def squares(self, seen_PS: Tensor) -> Tensor:
+        """Mean squares in the place of variances."""
+        found_PS = seen_PS.clone()
+        for mean, variance in self.moments:
+            found_PS[..., variance] += found_PS[..., mean].square()
+        return found_PS
 
     def flat(self, tensors: dict[str, Tensor], like: Tensor) -> Tensor:
         """The reverse."""

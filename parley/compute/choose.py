@@ -19,6 +19,7 @@ from parley.compute import kernels
 from parley.compute.compiled import FusedEngine
 from parley.compute.dense import StackedEngine
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
+from parley.compute.precision import FULL
 from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import unknown_name
@@ -29,7 +30,7 @@ Shape = tuple[int, ...] | None
 
 
 def _no_kernels(task: Task, shape: Shape) -> str:
-    return fused.supports(task, shape) or kernels.reason()
+    return _only_float32(task) or fused.supports(task, shape) or kernels.reason()
 
 
 def _no_vmap(task: Task, shape: Shape) -> str:
@@ -42,9 +43,17 @@ def _no_vmap(task: Task, shape: Shape) -> str:
     return ""
 
 
+def _only_float32(task: Task) -> str:
+    """Why an engine that does not leave products to torch cannot compute a task."""
+    return "" if task.precision == FULL else f"it computes in float32, not {task.precision}"
+
+
 ENGINES: dict[str, tuple[type[Engine], Callable[[Task, Shape], str]]] = {
     "fused": (FusedEngine, _no_kernels),
-    "stacked": (StackedEngine, lambda task, shape: stacked.unsupported(task)),
+    "stacked": (
+        StackedEngine,
+        lambda task, shape: _only_float32(task) or stacked.unsupported(task),
+    ),
     "vmap": (VmapEngine, _no_vmap),
     "loop": (LoopEngine, lambda task, shape: ""),
 }
@@ -70,8 +79,12 @@ def missed(task: Task, shape: Shape = None) -> str:
     """
     if task.dtype != torch.float32 or task.start().device.type != "cpu":
         return ""
-    why = fused.supports(task, shape)
-    return f"no compiled kernels for this model: {why}" if why else kernels.advice()
+    if why := fused.supports(task, shape):
+        return f"no compiled kernels for this model: {why}"
+    if task.precision != FULL and kernels.available():
+        how = "--precision full is usually faster with them"
+        return f"no compiled kernels, which compute in float32: {how}"
+    return kernels.advice()
 
 
 def candidates(task: Task, shape: Shape = None) -> list[str]:
@@ -99,7 +112,8 @@ def fastest(task: Task, batch: Batch) -> str:
         return "vmap" if _trial("vmap", task, batch) < float("inf") else "loop"
     memory = cache_folder() / "engines.json"
     parts = (repr(task.model), task.sizes, batch.inputs.shape[1:], task.dtype, names)
-    about = (*map(str, parts), torch.__version__, kernels.processor(), batch.inputs.device.type)
+    made_of = (torch.__version__, kernels.identity(), kernels.processor())
+    about = (*map(str, parts), *made_of, batch.inputs.device.type)
     key = hashlib.sha256("\0".join(about).encode()).hexdigest()[:20]
     known = _remembered(memory)
     if known.get(key) not in names:

@@ -5,39 +5,33 @@ Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samp
 The model is read once (`reader.py`) into a list of operations on feature maps, and laid out in
 memory once for each shape of inputs (`planner.py`). One call then computes all pairs: forward and
 backward over one preallocated workspace, each parameter's gradient where it belongs in `g_PD`.
-`kernels/graph.h` says how.
+`kernels/graph.h` says how. S are flat running statistics, E parameters with those behind them.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share, dropout_seed
 from parley.compute.layers import Unsupported
-from parley.compute.losses import Deviation, EachLabel, YesOrNo
-from parley.compute.planner import (
-    BINARY_CROSS_ENTROPY,
-    CROSS_ENTROPY,
-    SQUARED_ERROR,
-    Loss,
-    Parameters,
-    Plan,
-)
+from parley.compute.planner import CROSS_ENTROPY, Parameters, Plan, loss_of
+from parley.compute.portions import PairSums, Part, slices
 from parley.compute.reader import Traced
-from parley.compute.task import Task, cross_entropy
+from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue
 
 VECTORS = 2
 """Vectors of samples that pass through a network together. A tile of six channels by two vectors
 fills the registers, and what passes between two layers is half as large as with four."""
+SEEN = 2
+"""Gradients of agents' own models, of the same batch, whose statistics are kept."""
 WORTH_A_THREAD = 5e8
 """Floating-point operations from which on a call is shared out among threads, some milliseconds:
 with less, waking them costs more than they give."""
@@ -49,6 +43,7 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     Given the shape of an input, all of it is checked, else what can be known without. Whether there
     are kernels on this machine is another question: `kernels.available()`.
 
+    >>> from torch import nn
     >>> supports(Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))))
     ''
     >>> supports(Task(nn.Sequential(nn.Linear(8, 4), nn.Softplus(), nn.Linear(4, 2))))
@@ -68,36 +63,12 @@ _READ: "WeakKeyDictionary[Task, Traced]" = WeakKeyDictionary()
 
 def _read(task: Task) -> Traced:
     """The task's model, followed once."""
-    _loss(task)
+    loss_of(task)
     if task.dtype != torch.float32 or task.start().device.type != "cpu":
         raise Unsupported("the kernels compute in float32 on a CPU")
     if task not in _READ:
         _READ[task] = Traced(task.model)
     return _READ[task]
-
-
-def _loss(task: Task) -> Loss:
-    loss = task.loss
-    if loss is cross_entropy:
-        return Loss()
-    if getattr(loss, "reduction", "") == "none":
-        if type(loss) is nn.CrossEntropyLoss and loss.ignore_index < 0:
-            return Loss(CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
-        if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
-            return Loss(BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
-        if type(loss) is nn.MSELoss:
-            return Loss(SQUARED_ERROR)
-    if isinstance(loss, EachLabel):
-        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
-    if isinstance(loss, YesOrNo) and task.scores == 1 and not loss.settings.weights:
-        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
-    if loss == Deviation("mse"):
-        return Loss(SQUARED_ERROR)
-    raise Unsupported("the loss is not cross-entropy, binary cross-entropy or the squared error")
-
-
-def _numbers(weights: Tensor | None) -> tuple[float, ...] | None:
-    return None if weights is None else tuple(weights.flatten().tolist())
 
 
 class FusedEngine(Engine):
@@ -114,9 +85,11 @@ class FusedEngine(Engine):
         if why := supports(task) or kernels.reason():
             raise BadValue("engine", "fused", "loop, vmap", because=why)
         self._library = kernels.library()
-        self._plans: dict[tuple[int, ...], _Ground] = {}
+        self._plans: dict[tuple[tuple[int, ...], bool], _Ground] = {}
         self._kept: _Ready | None = None
-        self._sums: _Sums | None = None
+        self._seen: list[_Seen] = []
+        self._laid_out = torch.empty(0)
+        self._sums: PairSums | None = None
         self._one_gradient = [_zeros(task.size) for _ in range(threads)]
 
     supports = staticmethod(supports)
@@ -133,6 +106,7 @@ class FusedEngine(Engine):
         loss_P = torch.empty(len(rows))
         g_PD = torch.empty(x_PD.shape)
         plan = ready.ground.plan
+        seen_PS = torch.zeros(len(rows), self.task.layout.size)
 
         def work(thread: int, part: slice, masks: int | None = None) -> None:
             self._library.parley_gradients(
@@ -147,6 +121,8 @@ class FusedEngine(Engine):
                 loss_P[part].data_ptr(),
                 g_PD[part].data_ptr(),
                 g_PD.stride(0),
+                seen_PS[part].data_ptr() if plan.couples else None,
+                seen_PS.stride(0),
                 ready.ground.workspaces[thread].data_ptr(),
             )
 
@@ -156,9 +132,12 @@ class FusedEngine(Engine):
                 addresses = np.array([mask.data_ptr() for mask in drawn], dtype=np.int64)
                 of_pair = np.array([addresses.ctypes.data], dtype=np.int64)
                 work(0, slice(p, p + 1), of_pair.ctypes.data)
-            return loss_P, g_PD
-        flops = 3 * plan.flops * int(size_P.sum())
-        self.crew.share(work, _slices(len(rows), self._threads(flops)))
+        else:
+            flops = 3 * plan.flops * int(size_P.sum())
+            self.crew.share(work, slices(len(rows), self._threads(flops)))
+        if plan.couples and list(owners) == [batch.agents[row] for row in rows]:
+            seen = _Seen(ready, x_PD.clone(), tuple(rows), seen_PS)
+            self._seen = [*self._seen[1 - SEEN :], seen]
         return loss_P, g_PD
 
     def _masks(self, plan: Plan, batch: Batch, row: int, owner: int) -> list[Tensor]:
@@ -188,7 +167,7 @@ class FusedEngine(Engine):
             super().accumulate(x_AD, batch, pairs, shares, sums)
             return
         if self._sums is None or not self._sums.is_of(pairs, shares, threads):
-            self._sums = _Sums.of_shares(pairs, shares, threads)
+            self._sums = PairSums.of_shares(pairs, shares, threads)
         order = self._sums
         if order.last_model >= len(models):
             raise IndexError(f"row {order.last_model} of {len(models)}")
@@ -204,7 +183,7 @@ class FusedEngine(Engine):
             for values in ([s.data_ptr() for s in sums], [s.stride(0) for s in sums])
         )
 
-        def work(thread: int, part: _Part) -> None:
+        def work(thread: int, part: Part) -> None:
             inputs_P, targets_P, size_P = (values[part.row_P] for values in ready.of_rows)
             self._library.parley_accumulate(
                 ready.ground.plan.graph,
@@ -237,41 +216,125 @@ class FusedEngine(Engine):
         x_PD = x_PD.detach().float()
         return x_PD if x_PD.stride(1) == 1 else x_PD.contiguous()
 
-    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
-        """What the model with parameters `x_D` answers to inputs [n, ...]: logits [n, classes]."""
-        ground = self._ground(inputs.shape[1:])
-        if x_D.shape != (self.task.size,):
-            raise ValueError(f"a model of shape {tuple(x_D.shape)}, not ({self.task.size},)")
-        x_D, inputs = (t.detach().float().contiguous() for t in (x_D, inputs))
-        logits = torch.empty(len(inputs), ground.plan.classes)
+    def moved(self, x_PD: Tensor, b_PS: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """As `Engine.moved`: what a gradient of these models has seen is not computed again."""
+        return self.task.layout.after(b_PS, self._statistics(x_PD, batch, rows))
+
+    def moments(self, x_PD: Tensor, b_PS: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """As `Engine.moments`."""
+        return self.task.layout.squares(self._statistics(x_PD, batch, rows).double())
+
+    def _statistics(self, x_PD: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """Means and variances of what normalising layers see in the agents' own gradients."""
+        x_PD, ready = self._models(x_PD), self._ready(batch)
+        for seen in self._seen:
+            if seen.of is ready and seen.rows == tuple(rows) and torch.equal(seen.x_PD, x_PD):
+                return seen.b_PS
+        plan = ready.ground.plan
+        if plan.masks:  # only gradients draw them
+            self.gradients(x_PD, batch, rows, [batch.agents[row] for row in rows])
+            return self._seen[-1].b_PS
+        row_P = ready.checked(np.asarray(rows, dtype=np.int64))
+        inputs_P, _, size_P = (values[row_P] for values in ready.of_rows)
+        seen_PS = torch.zeros(len(rows), self.task.layout.size)
 
         def work(thread: int, part: slice) -> None:
-            self._library.parley_predict(
-                ground.plan.graph,
-                x_D.data_ptr(),
-                inputs[part].data_ptr(),
+            self._library.parley_statistics(
+                plan.graph,
                 part.stop - part.start,
-                logits[part].data_ptr(),
-                ground.chunks[thread].data_ptr(),
+                x_PD[part].data_ptr(),
+                x_PD.stride(0),
+                inputs_P[part].ctypes.data,
+                size_P[part].ctypes.data,
+                seen_PS[part].data_ptr(),
+                seen_PS.stride(0),
+                ready.ground.workspaces[thread].data_ptr(),
+            )
+
+        threads = self._threads(plan.flops * int(size_P.sum()))
+        self.crew.share(work, slices(len(rows), threads))
+        return seen_PS
+
+    def predict(self, x_E: Tensor, inputs: Tensor) -> Tensor:
+        """What a model answers to inputs [n, ...]: [n, outputs], or [n] if that is its way."""
+        if self._lacks_statistics(x_E):
+            return super().predict(x_E, inputs)
+        return self.predict_each([x_E], inputs)[0]
+
+    def _lacks_statistics(self, x_E: Tensor) -> bool:
+        """Whether layers can only go by the statistics of the inputs, as torch does."""
+        return bool(self.task.layout.size) and x_E.shape == (self.task.size,)
+
+    def predict_each(self, models: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """As `Engine.predict_each`; the inputs are laid out once for all models."""
+        if any(map(self._lacks_statistics, models)):
+            return super().predict_each(models, inputs)
+        size = self.task.size + self.task.layout.size
+        for x_E in models:
+            if x_E.shape != (size,):
+                raise ValueError(f"a model of shape {tuple(x_E.shape)}, not ({size},)")
+        models = [x_E.detach().float().contiguous() for x_E in models]
+        addresses = np.array([x_E.data_ptr() for x_E in models], dtype=np.int64)
+        ground, n = self._ground(inputs.shape[1:]), len(inputs)
+        plan, each = ground.plan, ground.plan.samples
+        logits = torch.empty(len(models), n, plan.classes)
+        chunks = slices(-(-n // each), self._threads(plan.flops * n * len(models)))
+        laid_out, step = self._lay_out(plan, inputs, chunks)
+
+        def work(thread: int, part: tuple[slice, slice]) -> None:
+            some, part_of_inputs = part
+            first = part_of_inputs.start * each
+            self._library.parley_predict(
+                plan.graph,
+                some.stop - some.start,
+                addresses[some].ctypes.data,
+                laid_out + part_of_inputs.start * step,
+                min(n, part_of_inputs.stop * each) - first,
+                logits[some, first:].data_ptr(),
+                logits.stride(0),
                 ground.workspaces[thread].data_ptr(),
             )
 
-        self.crew.share(work, _slices(len(inputs), self._threads(ground.plan.flops * len(inputs))))
-        return logits
+        if len(models) < len(chunks):
+            self.crew.share(work, [(slice(0, len(models)), part) for part in chunks])
+        elif chunks:
+            everything = slice(0, chunks[-1].stop)
+            parts = slices(len(models), len(chunks))
+            self.crew.share(work, [(some, everything) for some in parts])
+        return logits.view(len(models), n, *plan.answer)
 
-    def _ground(self, shape: Sequence[int]) -> "_Ground":
-        """The network for inputs of this shape, with its workspaces."""
-        key = tuple(shape)
-        if key not in self._plans:
-            plan = self._plan(key)
-            lanes = kernels.lanes()
-            floats = self._library.parley_converted(plan.graph, 1)
-            crew = range(self.crew.size)
-            workspaces = [_zeros(plan.vectors * lanes) for _ in crew]
-            self._plans[key] = _Ground(plan, workspaces, [_zeros(floats) for _ in crew])
+    def _lay_out(self, plan: Plan, inputs: Tensor, chunks: list[slice]) -> tuple[int, int]:
+        """Writes inputs in the kernels' layout, each thread some of the chunks; where they begin,
+        and how many bytes a chunk has."""
+        inputs = inputs.detach().float().contiguous()
+        floats = self._library.parley_converted(plan.graph, 1)
+        wanted = chunks[-1].stop * floats if chunks else 0
+        if len(self._laid_out) < wanted:
+            self._laid_out = _zeros(wanted)
+        at = self._laid_out.data_ptr()
+
+        def work(thread: int, part: slice) -> None:
+            some = inputs[part.start * plan.samples : part.stop * plan.samples]
+            count = np.array([len(some)], dtype=np.int64)
+            to = at + 4 * floats * part.start
+            address = some.data_ptr()
+            self._library.parley_convert(plan.graph, 1, address, 0, count.ctypes.data, to, 0)
+
+        self.crew.share(work, chunks)
+        return at, 4 * floats
+
+    def _ground(self, shape: Sequence[int], samples: int | None = None) -> "_Ground":
+        """The network for inputs of this shape, with its workspaces: for training on batches of so
+        many samples, or for use."""
+        key = (tuple(shape), samples is not None)
+        known = self._plans.get(key)
+        if known is None or (known.plan.couples and (samples or 0) > known.plan.samples):
+            plan = self._plan(tuple(shape), samples)
+            workspaces = [_zeros(plan.vectors * kernels.lanes()) for _ in range(self.crew.size)]
+            self._plans[key] = _Ground(plan, workspaces)
         return self._plans[key]
 
-    def _plan(self, shape: tuple[int, ...]) -> Plan:
+    def _plan(self, shape: tuple[int, ...], samples: int | None) -> Plan:
         try:
             network = _read(self.task).read(shape)
         except Unsupported as error:
@@ -283,8 +346,11 @@ class FusedEngine(Engine):
             for name, p in self.task.model.named_parameters()
             if name not in offsets
         }
-        parameters = Parameters(offsets, self.task.size, frozen)
-        return Plan(network, parameters, VECTORS, _loss(self.task))
+        parameters = Parameters(offsets, self.task.size, frozen, self.task.layout.offsets)
+        vectors = VECTORS
+        if samples is not None and network.couples:
+            vectors = -(-samples // kernels.lanes())
+        return Plan(network, parameters, vectors, loss_of(self.task), samples is not None)
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing
@@ -297,16 +363,18 @@ class FusedEngine(Engine):
         kept = self._kept
         if kept is not None and kept.is_of(now, batch.sizes):
             return kept
-        ground = self._ground(batch.inputs.shape[2:])
+        ground = self._ground(batch.inputs.shape[2:], max(batch.sizes))
         graph = ground.plan.graph
         if batch.inputs.dtype != torch.float32:
             raise ValueError(f"inputs of {batch.inputs.dtype}, not float32")
         if max(batch.sizes) > batch.inputs.shape[1]:
             raise ValueError(f"a batch of {max(batch.sizes)} in {batch.inputs.shape[1]} samples")
+        if min(batch.sizes) < ground.plan.fewest:
+            raise ValueError("a batch of one sample, of which BatchNorm cannot make statistics")
         inputs, targets = batch.inputs.contiguous(), _targets(batch, ground.plan)
         size_R = np.asarray(batch.sizes, dtype=np.int64)
         floats = self._library.parley_converted(graph, inputs.shape[1])
-        again = kept is not None and kept.of[0].shape == batch.inputs.shape
+        again = kept is not None and len(kept.memory) >= len(inputs) * floats
         memory = kept.memory if kept is not None and again else _zeros(len(inputs) * floats)
         self._library.parley_convert(
             graph,
@@ -341,65 +409,10 @@ def _targets(batch: Batch, plan: Plan) -> Tensor:
 
 
 class _Ground(NamedTuple):
-    """A plan, and memory for it: one of each kind for every thread."""
+    """A plan, and memory for it, for every thread."""
 
     plan: Plan
     workspaces: list[Tensor]
-    chunks: list[Tensor]
-    """Room for a chunk of converted inputs."""
-
-
-class _Part(NamedTuple):
-    """What one thread adds up."""
-
-    model_P: NDArray[np.int64]
-    row_P: NDArray[np.int64]
-    target_SP: NDArray[np.int64]
-    weight_SP: NDArray[np.float32]
-
-
-class _Sums(NamedTuple):
-    """What is added to what, as the kernels take it: the same in every step."""
-
-    of: tuple[Pairs, Sequence[Share], int]
-    parts: list[_Part]
-    last_model: int
-    last_targets: list[int]
-    """Of each share."""
-
-    @classmethod
-    def of_shares(cls, pairs: Pairs, shares: Sequence[Share], threads: int) -> "_Sums":
-        model_P, row_P = pairs.models.numpy(), pairs.rows.numpy()
-        target_SP = np.stack([share.target_P.numpy() for share in shares])
-        weight_SP = np.stack([share.weight_P.float().numpy() for share in shares])
-        for index in (model_P, target_SP):
-            if index.size and index.min() < 0:
-                raise IndexError(f"row {index.min()}")
-        chosen = _by_target(target_SP[0], threads)
-        parts = [
-            _Part(model_P[p], row_P[p], target_SP[:, p].copy(), weight_SP[:, p].copy())
-            for p in chosen
-        ]
-        last_model, *last_targets = (int(i.max(initial=-1)) for i in (model_P, *target_SP))
-        return cls((pairs, shares, threads), parts, last_model, last_targets)
-
-    def is_of(self, pairs: Pairs, shares: Sequence[Share], threads: int) -> bool:
-        return self.of[0] is pairs and self.of[1] is shares and self.of[2] == threads
-
-
-def _by_target(target_P: NDArray[np.int64], parts: int) -> list[NDArray[np.int64]]:
-    """Pairs in parts of about the same size, all pairs of a target in the same one, in order."""
-    order = np.argsort(target_P, kind="stable")
-    sorted_P = target_P[order]
-    middle = [len(order) * k // parts for k in range(1, parts) if len(order)]
-    cuts = np.searchsorted(sorted_P, sorted_P[middle])
-    return [np.sort(part) for part in np.split(order, cuts) if len(part)]
-
-
-def _slices(n: int, parts: int) -> list[slice]:
-    """0 to n in so many parts of about the same size, or fewer where n is small."""
-    cuts = [n * k // parts for k in range(parts + 1)]
-    return [slice(a, b) for a, b in pairwise(cuts) if a < b]
 
 
 class _Ready(NamedTuple):
@@ -426,6 +439,17 @@ class _Ready(NamedTuple):
         if len(row_P) and not (row_P.min() >= 0 and row_P.max() < len(self.sizes)):
             raise IndexError(f"rows {row_P.min()} to {row_P.max()} of {len(self.sizes)}")
         return row_P
+
+
+class _Seen(NamedTuple):
+    """What layers have seen of a batch while gradients of the agents' own models were computed."""
+
+    of: _Ready
+    x_PD: Tensor
+    """The models: a copy, as steps may change them in their place."""
+    rows: tuple[int, ...]
+    b_PS: Tensor
+    """Means and variances of the batches."""
 
 
 def _zeros(floats: int) -> Tensor:

@@ -8,7 +8,7 @@ pairs as one batched operation. Faster ones for models of known layers are in mo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -107,9 +107,41 @@ class Engine(ABC):
             self._parts = (pairs, shares, few, parts)
         return self._parts[3]
 
-    def predict(self, x_D: Tensor, inputs: Tensor) -> Tensor:
-        """What the model with parameters `x_D` answers to held-out inputs."""
-        return self.task.predict(on_a_cache_line(x_D), on_a_cache_line(inputs))
+    def predict(self, x_E: Tensor, inputs: Tensor) -> Tensor:
+        """What a model answers to held-out inputs; as `Task.predict`."""
+        return self.task.predict(on_a_cache_line(x_E), on_a_cache_line(inputs))
+
+    def predict_each(self, models: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        """What each model answers to the same held-out inputs, [P, n, ...]."""
+        answers = [self.predict(x_E, inputs) for x_E in models]
+        return torch.stack(answers) if len(answers) > 1 else answers[0][None]
+
+    def moved(self, x_PD: Tensor, b_PS: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """The running statistics of model p after it has seen the batch in row ``rows[p]`` in
+        training."""
+        return self._each_seen(self.task.moved, x_PD, b_PS, batch, rows)
+
+    def moments(self, x_PD: Tensor, b_PS: Tensor, batch: Batch, rows: Sequence[int]) -> Tensor:
+        """Means of what normalising layers of model p see in the batch in row ``rows[p]``, and mean
+        squares where variances would be, ``float64[P, S]``."""
+        return self._each_seen(self.task.moments, x_PD, b_PS, batch, rows)
+
+    def _each_seen(
+        self,
+        see: Callable[[Tensor, Tensor, Tensor], Tensor],
+        x_PD: Tensor,
+        b_PS: Tensor,
+        batch: Batch,
+        rows: Sequence[int],
+    ) -> Tensor:
+        found = []
+        with torch.random.fork_rng(devices=[], enabled=self.task.random):
+            for x_D, b_S, row in zip(x_PD, b_PS, rows, strict=True):
+                if self.task.random:  # what an agent's own gradient of this batch has seen
+                    torch.manual_seed(dropout_seed(self.seed, batch, row, batch.agents[row]))
+                inputs = on_a_cache_line(batch.inputs[row, : batch.sizes[row]])
+                found.append(see(on_a_cache_line(x_D), b_S, inputs))
+        return torch.stack(found)
 
 
 def _sums(share: Share, some: slice, crew: Crew) -> Sums:

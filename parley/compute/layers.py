@@ -31,7 +31,9 @@ class Unsupported(Exception):
 
 
 def shape_of(tensor: Tensor, where: str) -> Shape:
-    """Channels, rows and columns of one sample."""
+    """Channels, rows and columns of one sample; a single number is one feature."""
+    if tensor.ndim == 1:
+        return (1, 1, 1)
     if tensor.ndim == 2:
         return (int(tensor.shape[1]), 1, 1)
     if tensor.ndim == 4:
@@ -70,6 +72,7 @@ class Call(NamedTuple):
         options: tuple[int, ...] = (),
         numbers: tuple[float, ...] = (),
         result: Shape | None = None,
+        statistics: tuple[str, ...] = (),
     ) -> int:
         """Adds a step; the number of its result."""
         given = given or (self.value(self.argument(0, "input")),)
@@ -84,6 +87,7 @@ class Call(NamedTuple):
             names,
             tuple(map(int, options)),
             numbers,
+            statistics,
         )
         self.steps.append(step)
         return len(self.steps)
@@ -170,6 +174,17 @@ def _layer_norm(call: Call) -> int:
     if tuple(call.results[call.node].shape[1:]) != tuple(layer.normalized_shape):
         raise Unsupported(f"{call.where} does not normalise all of a sample")
     return call.emit("norm", (), (layer.weight, layer.bias), (PLAIN, 1, 1), (layer.eps,))
+
+
+def _batch_norm(call: Call) -> int:
+    layer = call.layer
+    assert isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
+    path = str(call.node.target)
+    statistics = (f"{path}.running_mean", f"{path}.running_var")
+    if any(step.statistics == statistics for step in call.steps):
+        raise Unsupported(f"{call.where} is used twice, with one set of running statistics")
+    parameters, numbers = (layer.weight, layer.bias), (layer.eps,)
+    return call.emit("batch_norm", (), parameters, (), numbers, statistics=statistics)
 
 
 def _activation(name: str, *numbers: Callable[[Call], float]) -> Reader:
@@ -271,7 +286,8 @@ def _two(name: str) -> Reader:
         if name == "product" and first[1][1:] == (1, 1) != second[1][1:]:
             first, second = second, first
         gates = name == "product" and second[1] == (first[1][0], 1, 1)
-        if first[1] != second[1] and not gates:
+        result = shape_of(call.results[call.node], call.where)
+        if result != first[1] or not (first[1] == second[1] or gates):
             raise Unsupported(f"{call.where} has operands of shapes {first[1]} and {second[1]}")
         return call.emit(name, (first, second))
 
@@ -356,6 +372,8 @@ LAYERS: dict[type[nn.Module], Reader] = {
     EvoNorm: _evonorm,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
+    nn.BatchNorm1d: _batch_norm,
+    nn.BatchNorm2d: _batch_norm,
     nn.ReLU: _relu,
     nn.ReLU6: _relu6,
     nn.LeakyReLU: _leaky,

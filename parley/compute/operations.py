@@ -32,6 +32,8 @@ class Step:
     """Their names in the model."""
     options: tuple[int, ...] = ()
     numbers: tuple[float, ...] = field(default=())
+    statistics: tuple[str, ...] = ()
+    """Names of the running ones that it follows: a mean and a variance."""
 
     @property
     def result(self) -> Shape:
@@ -49,6 +51,8 @@ class Operation(NamedTuple):
     """Of a forward pass for one sample; backward takes twice as many."""
     in_place: bool = False
     """Whether a result may be written where the first input was."""
+    couples: bool = False
+    """Whether in training a sample's result depends on the others of its batch."""
 
 
 def _keeps(*names: Operand) -> Callable[[Step], frozenset[Operand]]:
@@ -96,4 +100,7 @@ OPERATIONS: dict[str, Operation] = {
     "concatenation": Operation(7, _keeps(), lambda step: 0),
     "reshape": Operation(8, _keeps(), lambda step: 0),
     "masking": Operation(9, _keeps(), _one_each, in_place=True),
+    "batch_norm": Operation(
+        10, _keeps("first"), lambda step: 8 * prod(step.result), in_place=True, couples=True
+    ),
 }

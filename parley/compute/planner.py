@@ -4,19 +4,23 @@ Time runs forward over the steps and back again: step k of n is carried out at t
 backward pass at time 2n - k, with the loss between them. A value lives from the step that makes it
 to the last pass that reads it, its gradient from the first contribution to the pass that consumes
 it. What lives at different times may lie in the same place, so that a network's memory stays close
-to the caches.
+to the caches. A network in use has no backward pass, and so needs much less.
 """
 
 import ctypes
 from collections.abc import Collection, Mapping
+from math import prod
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from parley.compute import kernels
 from parley.compute.kernels import NOTHING, Graph, Node, Value
+from parley.compute.layers import Unsupported
+from parley.compute.losses import Deviation, EachLabel, YesOrNo
 from parley.compute.operations import OPERATIONS, Step
 from parley.compute.reader import Network
+from parley.compute.task import Task, cross_entropy
 
 ALIGNED = 4
 """Vectors of a cache line, at most: every place begins on one."""
@@ -35,6 +39,31 @@ class Loss(NamedTuple):
     """Of the classes; for binary cross-entropy, of positive answers."""
 
 
+def loss_of(task: Task) -> Loss:
+    """A task's loss as the kernels know it."""
+    loss = task.loss
+    if loss is cross_entropy:
+        return Loss()
+    if getattr(loss, "reduction", "") == "none":
+        if type(loss) is nn.CrossEntropyLoss and loss.ignore_index < 0:
+            return Loss(CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
+        if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
+            return Loss(BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
+        if type(loss) is nn.MSELoss:
+            return Loss(SQUARED_ERROR)
+    if isinstance(loss, EachLabel):
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
+    if isinstance(loss, YesOrNo) and task.scores == 1 and not loss.settings.weights:
+        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
+    if loss == Deviation("mse"):
+        return Loss(SQUARED_ERROR)
+    raise Unsupported("the loss is not cross-entropy, binary cross-entropy or the squared error")
+
+
+def _numbers(weights: Tensor | None) -> tuple[float, ...] | None:
+    return None if weights is None else tuple(weights.flatten().tolist())
+
+
 class Parameters(NamedTuple):
     """Where the kernels find them."""
 
@@ -44,6 +73,8 @@ class Parameters(NamedTuple):
     """of so many numbers."""
     frozen: Mapping[str, Tensor]
     """The others: contiguous, in float32."""
+    statistics: Mapping[str, int]
+    """Where running statistics are, in a flat vector of their own."""
 
 
 class Mask(NamedTuple):
@@ -56,16 +87,32 @@ class Mask(NamedTuple):
 
 
 class Plan:
-    """A network laid out for the kernels."""
+    """A network laid out for the kernels, for chunks of so many vectors of samples."""
 
-    def __init__(self, network: Network, parameters: Parameters, vecs: int, loss: Loss) -> None:
+    def __init__(
+        self,
+        network: Network,
+        parameters: Parameters,
+        vecs: int,
+        loss: Loss,
+        training: bool = True,
+    ) -> None:
         steps = network.steps
+        self.samples = vecs * kernels.lanes()
+        """Of a chunk."""
         self.classes = network.answer[0]
+        self.answer = () if network.single else (self.classes,)
+        """The shape of what the model gives for a sample."""
         self.flops = sum(OPERATIONS[step.operation].flops(step) for step in steps)
         """Operations of a forward pass for one sample; a gradient takes three times as many."""
         self.loss = loss.kind
         self.masks = [_mask(step) for step in steps if step.operation == "masking"]
         """In the order in which they are drawn."""
+        coupling = [step for step in steps if OPERATIONS[step.operation].couples]
+        self.couples = network.couples
+        """Whether in training samples depend on each other, so that a batch has to be one chunk."""
+        self.fewest = 2 if any(prod(step.result[1:]) == 1 for step in coupling) else 1
+        """Samples of a batch in training: one value has no variance."""
         self._frozen = parameters.frozen  # the nodes have their addresses
         self._nodes = (Node * len(steps))(
             *(_node(k, step, parameters) for k, step in enumerate(steps))
@@ -88,11 +135,11 @@ class Plan:
             value=self._values,
         )
         self._library = kernels.library()
-        self.vectors = self._lay_out(network, parameters.offsets)
+        self.vectors = self._lay_out(network, parameters.offsets, training)
         """Of the workspace."""
 
-    def _lay_out(self, network: Network, learned: Collection[str]) -> int:
-        spans = _Spans(network, self._nodes, learned)
+    def _lay_out(self, network: Network, learned: Collection[str], training: bool) -> int:
+        spans = _Spans(network, self._nodes, learned if training else (), training)
         asked = (ctypes.c_int64 * 3)()
         steps, scratch = network.steps, 0
         end = 2 * len(steps)
@@ -103,7 +150,7 @@ class Plan:
         saved, prepared = {}, {}
         for k in range(len(steps)):
             self._library.parley_sizes(self.graph, k, asked)
-            saved[k] = _Span(k, end - k, asked[0])
+            saved[k] = _Span(k, end - k if training else k, asked[0])
             prepared[k] = _Span(-1, end + 1, asked[1])
             scratch = max(scratch, asked[2])
         last = _Span(-1, end + 1, scratch)
@@ -142,6 +189,8 @@ def _node(k: int, step: Step, parameters: Parameters) -> Node:
         node.parameter[i] = NOTHING if name is None else parameters.offsets.get(name, NOTHING)
         if name is not None and name in parameters.frozen:
             node.frozen[i] = parameters.frozen[name].data_ptr()
+    for i, name in enumerate(step.statistics):
+        node.statistic[i] = parameters.statistics[name]
     for i, option in enumerate(step.options):
         node.option[i] = option
     for i, number in enumerate(step.numbers):
@@ -164,9 +213,14 @@ class _Spans:
     """How long every value and every gradient lives; says in the nodes who adds to what."""
 
     def __init__(
-        self, network: Network, nodes: "ctypes.Array[Node]", learned: Collection[str]
+        self,
+        network: Network,
+        nodes: "ctypes.Array[Node]",
+        learned: Collection[str],
+        training: bool,
     ) -> None:
         self.steps = network.steps
+        self.training = training
         self.end = 2 * len(self.steps)
         self.consumers: list[list[int]] = [[] for _ in range(len(self.steps) + 1)]
         for k, step in enumerate(self.steps):
@@ -189,15 +243,15 @@ class _Spans:
             named = dict(zip(("first", "second"), step.inputs, strict=False)) | {"result": k + 1}
             for value in step.inputs:
                 spans[value].end = max(spans[value].end, k)
-            for name in keeps:
+            for name in keeps if self.training else ():
                 spans[named[name]].end = max(spans[named[name]].end, self.end - k)
         spans[output].end = max(spans[output].end, len(self.steps))
         return self._in_place(spans)
 
     def _in_place(self, spans: list[_Span]) -> list[_Span]:
-        """A sum or an activation takes the place of a value that nobody reads again."""
+        """A result takes the place of a value that nobody reads again."""
         for k, step in enumerate(self.steps):
-            if step.operation not in ("addition", "activation"):
+            if step.operation not in ("addition", "activation", "norm", "batch_norm"):
                 continue
             for value in step.inputs:
                 span, result = spans[value], spans[k + 1]

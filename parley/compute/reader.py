@@ -1,9 +1,12 @@
 """A PyTorch model as a list of operations.
 
 `torch.fx` follows the model's own code with a symbol in place of the input, down to the layers that
-`layers.py` knows; functions and operators between them are read as well. Tensors without data then
-pass through the same list, so that every shape, and every size that the model asks for, is known.
-`torch.export` would give finer operations, but takes seconds and pulls norms to pieces.
+`layers.py` knows; functions and operators between them are read as well. A few random inputs then
+pass through the same list, so that every shape, and every size that the model asks for, is known,
+and through the model itself, in use: what it does must be what was read.
+Tensors without data (PyTorch's meta device) would need no arithmetic, but they load the compiler,
+which takes longer than the arithmetic does. `torch.export` would give finer operations, but takes
+seconds and pulls norms to pieces.
 """
 
 import copy
@@ -12,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from parley.compute.buffers import Norm
 from parley.compute.layers import FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
-from parley.compute.operations import Shape, Step
+from parley.compute.operations import OPERATIONS, Shape, Step
 
 SAMPLES = 3
-"""Tensors without data have as many; no other size in a model should depend on it."""
+"""As many inputs are sent through a model; no other size in it should depend on this."""
 
 
 class Network(NamedTuple):
@@ -25,6 +29,13 @@ class Network(NamedTuple):
     steps: tuple[Step, ...]
     output: int
     """The value that is the answer; value 0 is the input, value k the result of step k - 1."""
+    single: bool = False
+    """Whether the model gives one number for a sample, not a row of one."""
+
+    @property
+    def couples(self) -> bool:
+        """Whether in training a sample's answer depends on the others of its batch."""
+        return any(OPERATIONS[step.operation].couples for step in self.steps)
 
     @property
     def answer(self) -> Shape:
@@ -50,23 +61,27 @@ class Traced:
             raise
         except Exception as error:  # whatever a model does with its symbolic input
             said = (str(error).splitlines() or [type(error).__name__])[0]
+            if isinstance(error, fx.proxy.TraceError) and "control flow" in said:
+                said = "its code branches on the values of a tensor"
             raise Unsupported(f"{tracer.here(model)} cannot be traced: {said}") from error
         self.model = model
         layers = dict(model.named_modules(remove_duplicate=False))
         for node in self.graph.nodes:
             _check(node, layers)
-        self._empty: fx.GraphModule | None = None
+        used = {str(node.target) for node in self.graph.nodes if node.op == "call_module"}
+        for path, layer in model.named_modules():
+            if isinstance(layer, Norm) and path not in used:
+                where = f"layer {path} ({type(layer).__name__})"
+                raise Unsupported(f"{where} is never called, so that its statistics stay")
 
     def read(self, shape: tuple[int, ...]) -> Network:
         """The operations for inputs of this shape."""
-        if self._empty is None:
-            self._empty = fx.GraphModule(copy.deepcopy(self.model).to("meta"), self.graph)
-        results = _run(self._empty, self.graph, torch.empty(SAMPLES, *shape, device="meta"))
+        results = _run(self.model, self.graph, shape)
         layers = dict(self.model.named_modules(remove_duplicate=False))
         names = {id(p): name for name, p in self.model.named_parameters()}
         values: dict[fx.Node, int] = {}
         steps: list[Step] = []
-        output = -1
+        output, single = -1, False
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 shape_of(results[node], "the input")
@@ -75,14 +90,14 @@ class Traced:
                 (given,) = node.args
                 if not isinstance(given, fx.Node) or given not in values:
                     raise Unsupported("the model's answer is not one tensor")
-                output = values[given]
+                output, single = values[given], results[given].ndim == 1
             elif isinstance(results[node], Tensor):
                 layer = layers[str(node.target)] if node.op == "call_module" else None
                 call = Call(node, layer, _where(node, layers), values, results, names, steps)
                 values[node] = _reader(node, layer)(call)
         if not output:
             raise Unsupported("the model does nothing that the kernels know")
-        network = Network(tuple(steps), output)
+        network = Network(tuple(steps), output, single)
         if network.answer[1:] != (1, 1):
             raise Unsupported(f"the model gives maps of shape {list(network.answer)}, not scores")
         return network
@@ -146,26 +161,78 @@ def _check(node: fx.Node, layers: dict[str, nn.Module]) -> None:
         raise Unsupported("the model takes more than one input")
 
 
-def _run(module: fx.GraphModule, graph: fx.Graph, inputs: Tensor) -> dict[fx.Node, Any]:
-    """What every node gives for these inputs, without data."""
+@torch.no_grad()
+def _run(model: nn.Module, graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, Any]:
+    """What every node gives for inputs of this shape."""
+    # A copy in use, not in training: neither the model's own buffers nor random numbers change.
+    copied = copy.deepcopy(model).eval()
+    module = fx.GraphModule(copied, graph)
+    kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, *shape, generator=generator).to(kind)
     interpreter = fx.Interpreter(module)
     interpreter.garbage_collect_values = False
     layers = dict(module.named_modules(remove_duplicate=False))
     results: dict[fx.Node, Any] = {}
-    arguments = iter([inputs])
+    overwritten: dict[fx.Node, str] = {}
     for node in graph.nodes:
+        before = {given: _version(results[given]) for given in node.all_input_nodes}
         if node.op == "placeholder":
-            results[node] = next(arguments)
+            results[node] = inputs.clone()
         elif node.op == "output":
-            break
+            _check_reads(node, overwritten, layers)
+            _check_answer(copied(inputs), results.get(node.args[0]))
         else:
             interpreter.env = results
             try:
                 results[node] = interpreter.run_node(node)
             except Exception as error:  # whatever PyTorch says about shapes
                 said = (str(error).splitlines() or [type(error).__name__])[0]
-                shape = list(inputs.shape[1:])
                 raise Unsupported(
-                    f"inputs of shape {shape} do not fit the model: {_where(node, layers)}: {said}"
+                    f"inputs of shape {list(shape)} do not fit the model: "
+                    f"{_where(node, layers)}: {said}"
                 ) from error
+            if isinstance(results[node], Tensor):
+                _check_reads(node, overwritten, layers)
+            for given, version in before.items():
+                # Dropout draws nothing here, so that it does not show what it will do in training.
+                inplace = getattr(layers.get(str(node.target)), "inplace", False)
+                if inplace or _version(results[given]) != version:
+                    shared = [n for n in results if n is not node and _share(n, given, results)]
+                    overwritten |= dict.fromkeys(shared, _where(node, layers))
     return results
+
+
+def _check_answer(answer: Any, read: Any) -> None:
+    """Refuses a model of which something else was read: tracing sees one way through its code, in
+    training, and takes ``a += b`` for ``a = a + b``, whoever else looks at `a`."""
+    if not (isinstance(answer, Tensor) and isinstance(read, Tensor)):
+        return  # refused for what it is
+    scale = float(read.abs().max()) if read.numel() else 0.0
+    same = answer.shape == read.shape
+    if not (same and torch.allclose(answer, read, rtol=0, atol=1e-3 * scale, equal_nan=True)):
+        why = "it does one thing in training and another in use, or changes in place what it reads"
+        raise Unsupported(f"the model's code does not do what its trace does: {why} again")
+
+
+def _version(value: Any) -> int:
+    """A number that grows whenever a tensor's memory is written."""
+    return value._version if isinstance(value, Tensor) else 0
+
+
+def _share(one: fx.Node, other: fx.Node, results: dict[fx.Node, Any]) -> bool:
+    """Whether two values are in the same memory."""
+    a, b = results[one], results[other]
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _check_reads(
+    node: fx.Node, overwritten: dict[fx.Node, str], layers: dict[str, nn.Module]
+) -> None:
+    """Refuses to read what an operation in place has changed: in the kernels every value stays."""
+    for given in node.all_input_nodes:
+        if given in overwritten:
+            where = "the model's answer" if node.op == "output" else _where(node, layers)
+            raise Unsupported(f"{where} reads a value that {overwritten[given]} changes in place")

@@ -7,22 +7,30 @@ import copy
 import itertools
 import math
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from parley.compute.buffers import Layout, check_norms, forgetful, without_statistics
+from parley.compute.failing import failing_layer
 from parley.compute.goals import Goal
+from parley.compute.precision import BF16, FULL
 from parley.errors import BadValue
+from parley.models.adapters import merged
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``(outputs[n, C], targets[n]) -> losses``: one for each sample, ``[n, ...]``, or their mean."""
 
 TRIED = 4
 """Samples on which model and loss are tried before training."""
+NONE = "none"
+"""Instead of a checksum, where all is learned."""
 ALIKE = 1e-4
 """Two ways to compute the same loss agree to this relative precision."""
 
@@ -91,6 +99,7 @@ class Task:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         goal: Goal | None = None,
+        precision: str = FULL,
     ) -> None:
         check_norms(model)
         self.whole = model.to(device=device, dtype=dtype).train()
@@ -110,6 +119,8 @@ class Task:
         `fit`, as is their shape."""
         self.answer_shape: tuple[int, ...] = ()
         self.dtype = dtype
+        self.precision = precision
+        """What the forward and backward passes of training multiply with."""
         # Frozen parameters stay in the module: they are the same everywhere and never travel.
         learned = {k: p for k, p in model.named_parameters() if p.requires_grad}
         if not learned:
@@ -137,6 +148,18 @@ class Task:
         """How many numbers the model gives for a sample."""
         return math.prod(self.answer_shape)
 
+    @cached_property
+    def frozen(self) -> str:
+        """A checksum of what is never sent, parameters and buffers, and must be the same
+        everywhere."""
+        total, learned = 0, {*self.names}
+        state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        for name, value in sorted(state.items()):
+            if name not in learned:
+                array = value.detach().cpu().to(torch.float64).numpy()
+                total = zlib.crc32(np.ascontiguousarray(array).tobytes(), total)
+        return f"checksum {total}" if total else NONE
+
     def start(self) -> Tensor:
         """The parameters the model was given with, ``[D]``."""
         return self._start.clone()
@@ -147,10 +170,7 @@ class Task:
 
     def moments(self, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
         """Means of a batch, and mean squares where variances would be, ``float64[S]``."""
-        found_S = self._seen(self._forgetful, x_D, b_S, inputs).double()
-        for mean, variance in self.layout.moments:
-            found_S[variance] += found_S[mean].square()
-        return found_S
+        return self.layout.squares(self._seen(self._forgetful, x_D, b_S, inputs).double())
 
     @torch.no_grad()
     def _seen(self, model: nn.Module, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
@@ -165,8 +185,11 @@ class Task:
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def outputs(self, x_D: Tensor, inputs: Tensor) -> Tensor:
-        """What the model with parameters `x_D` answers."""
-        return functional_call(self.model, self.parameters(x_D), (inputs,))  # type: ignore[no-any-return]
+        """What the model with parameters `x_D` answers in training, in the parameters' type."""
+        bf16 = self.precision == BF16
+        with torch.autocast(x_D.device.type, torch.bfloat16, enabled=bf16):
+            outputs = functional_call(self.model, self.parameters(x_D), (inputs,))
+        return outputs.to(self.dtype) if bf16 else outputs  # type: ignore[no-any-return]
 
     def losses(self, x_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, ``[n]``."""
@@ -184,7 +207,12 @@ class Task:
         A loss that gives the mean over samples is taken apart into the losses of single samples,
         which are weighted as every other loss is.
         """
+        inputs = inputs.clone()
+        untouched = inputs._version
         outputs = self._tried_outputs(name, inputs, targets, classes)
+        if inputs._version != untouched:  # they serve other models, and other epochs, too
+            because = "its first operation changes the inputs in place"
+            raise BadValue("model", name, "a model that leaves its inputs as they are", because)
         self.scores = outputs.shape[1] if outputs.ndim > 1 else 1
         self.answer_shape = tuple(outputs.shape[1:])
         self._check_buffers(name, inputs)
@@ -203,9 +231,9 @@ class Task:
             outputs = self.predict(self.start(), inputs)
         except Exception as error:  # whatever the model may raise
             wanted, _ = self.goal.refusal(torch.empty(0), targets, classes)
-            raise BadValue(
-                "model", name, f"{takes} and gives {wanted}", _first_line(error)
-            ) from error
+            layer = failing_layer(self.model, lambda: self.predict(self.start(), inputs))
+            because = ": ".join(filter(None, (layer, _first_line(error))))
+            raise BadValue("model", name, f"{takes} and gives {wanted}", because) from error
         if not isinstance(outputs, Tensor):
             found = f"it gives a {type(outputs).__name__}, no tensor"
             wanted, _ = self.goal.refusal(torch.empty(0), targets, classes)
@@ -314,11 +342,11 @@ class Task:
 
     def module(self, x_E: Tensor) -> nn.Module:
         """A stand-alone copy of the model that carries these parameters, and running statistics if
-        they follow."""
+        they follow. Adapters become part of its weights."""
         module = copy.deepcopy(self.whole).eval()
         _, named = self._split(x_E)
         module.load_state_dict({n: p.clone() for n, p in named.items()}, strict=False)
-        return module
+        return merged(module)
 
 
 def _name(loss: object) -> str:

@@ -23,10 +23,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from parley.dash.graph import graph
-from parley.dash.series import READ_ONLY, Series
+from parley.dash.series import Series
 from parley.errors import ParleyError
+from parley.files import Unreadable, parse_json, parse_toml, regular
 from parley.measures import of_options
-from parley.reading import parse_json, parse_toml
 from parley.results.read import is_run, label, walk
 from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.store.status import STATUS, is_held
@@ -49,7 +49,7 @@ END = 64 << 10
 DEEPEST = 32
 """Levels of tables within tables that are shown."""
 LONGEST_TEXT = 10_000
-"""Letters of a text that are shown."""
+"""Characters of a text that are shown."""
 SHOWN = ("data", "model", "agents", "topology", "partition", "seed", "epochs")
 """Options of an experiment that are in the list of runs."""
 KEPT = 64
@@ -59,7 +59,7 @@ Row = dict[str, Any]
 
 
 class Refused(ParleyError):
-    """A request for something that is not below the runs folder."""
+    """A request for something that is not inside the runs folder."""
 
 
 class NotThere(ParleyError):
@@ -140,11 +140,11 @@ class Runs:
         """The folder of the run with that name; never outside the root, not even through a link."""
         parts = PurePosixPath(run).parts
         if not run or "\0" in run or run.startswith("/") or ".." in parts or "\\" in run:
-            raise Refused(f"run: {run!r} is not below the runs folder")
+            raise Refused(f"run: {run!r} is not inside the runs folder")
         root = self.root.resolve()
         path = root.joinpath(*parts)
         if path.resolve() != path:
-            raise Refused(f"run: {run!r} is not below the runs folder")
+            raise Refused(f"run: {run!r} is not inside the runs folder")
         if not is_run(path):
             raise NotThere(f"run: {run!r} does not exist")
         return path
@@ -193,10 +193,9 @@ def _sign(path: Path) -> tuple[int, float, int] | None:
 
 def _read(path: Path) -> bytes | None:
     try:
-        descriptor = os.open(path, READ_ONLY)
-        with os.fdopen(descriptor, "rb") as file:
+        with regular(path, follow=False) as file:
             return file.read(LARGEST)
-    except OSError:
+    except Unreadable:
         return None
 
 
@@ -241,7 +240,7 @@ def plain(value: object, depth: int = 0) -> Any:
 
 
 def _about(path: Path, run: str) -> Row:
-    """What a run is: changes only when its files do."""
+    """A run's description, which changes only when its files do."""
     options, summary = _options(path), _json(path / SUMMARY)
     note = f"{EXPERIMENT} is damaged" if options is None else ""
     sign = _sign(path / EXPERIMENT)
@@ -272,19 +271,17 @@ def measured(options: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _last(path: Path) -> dict[str, Any]:
     """The numbers of the newest complete record, read from the end of the file."""
-    with suppress(OSError):
-        descriptor = os.open(path, READ_ONLY)
-        with os.fdopen(descriptor, "rb") as file:
-            size, span = os.fstat(descriptor).st_size, END
-            while size:
-                file.seek(max(0, size - span))
-                lines = file.read(span).split(b"\n")[:-1]
-                for line in reversed(lines if span >= size else lines[1:]):
-                    if record := parse_record(line):
-                        return {k: v for k, v in record.items() if number(v) is not None}
-                if span >= min(size, LARGEST):
-                    break
-                span *= 8
+    with suppress(Unreadable), regular(path, follow=False) as file:
+        size, span = os.fstat(file.fileno()).st_size, END
+        while size:
+            file.seek(max(0, size - span))
+            lines = file.read(span).split(b"\n")[:-1]
+            for line in reversed(lines if span >= size else lines[1:]):
+                if record := parse_record(line):
+                    return {k: v for k, v in record.items() if number(v) is not None}
+            if span >= min(size, LARGEST):
+                break
+            span *= 8
     return {}
 
 

@@ -5,11 +5,11 @@ second, fourth, ... record is kept, and always the last.
 """
 
 import os
-import stat
 import threading
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
+from parley.files import Unreadable, regular
 from parley.training.record import EACH_AGENT, Record, number, parse_record
 
 MOST = 4000
@@ -24,8 +24,6 @@ LONGEST = 8 << 20
 """In bytes; a longer line is not a record."""
 AT_ONCE = 64 << 20
 """The most bytes to read at a time; the next read continues from there."""
-READ_ONLY = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""Neither follow links nor wait for pipes, where the system supports that."""
 SEEN = 64
 """Bytes before the new ones to read again, to check that it is still the same file."""
 
@@ -111,42 +109,41 @@ class Series:
         """Reads what was added since the last call."""
         try:
             # Never through a link: it could lead outside the folder.
-            descriptor = os.open(self.path, READ_ONLY)
-        except OSError:
+            with regular(self.path, follow=False) as file:
+                self._read_new(file)
+        except Unreadable:
             if self._offset:
                 self._start_over()
-            return
-        with os.fdopen(descriptor, "rb") as file:
-            about = os.fstat(descriptor)
-            if not stat.S_ISREG(about.st_mode):
-                return
-            if self._inode not in (-1, about.st_ino) or about.st_size < self._offset:
-                self._start_over()
+
+    def _read_new(self, file: BinaryIO) -> None:
+        about = os.fstat(file.fileno())
+        if self._inode not in (-1, about.st_ino) or about.st_size < self._offset:
+            self._start_over()
+        self._inode = about.st_ino
+        now = about.st_size, about.st_mtime_ns
+        if now == self._looked_at:
+            return  # what is left at its end has been seen to be no whole line
+        self._looked_at = None
+        file.seek(self._offset - len(self._seen))
+        before = file.read(len(self._seen))
+        self.bytes_read += len(before)
+        if before != self._seen:
+            self._start_over()
             self._inode = about.st_ino
-            now = about.st_size, about.st_mtime_ns
-            if now == self._looked_at:
-                return  # what is left at its end has been seen to be no whole line
-            self._looked_at = None
-            file.seek(self._offset - len(self._seen))
-            before = file.read(len(self._seen))
-            self.bytes_read += len(before)
-            if before != self._seen:
-                self._start_over()
-                self._inode = about.st_ino
-                file.seek(0)
-            end = self._offset + AT_ONCE
-            while self._offset < end:
-                line = file.readline(LONGEST)
-                self.bytes_read += len(line)
-                whole = line.endswith(b"\n")
-                if not whole and len(line) < LONGEST and not (line and self._skipping):
-                    self._looked_at = now  # nothing more, or a line that is still being written
-                    break
-                self._offset += len(line)
-                self._seen = (self._seen + line)[-SEEN:]
-                if not self._skipping:
-                    self._take(line)
-                self._skipping = not whole
+            file.seek(0)
+        end = self._offset + AT_ONCE
+        while self._offset < end:
+            line = file.readline(LONGEST)
+            self.bytes_read += len(line)
+            whole = line.endswith(b"\n")
+            if not whole and len(line) < LONGEST and not (line and self._skipping):
+                self._looked_at = now  # nothing more, or a line that is still being written
+                break
+            self._offset += len(line)
+            self._seen = (self._seen + line)[-SEEN:]
+            if not self._skipping:
+                self._take(line)
+            self._skipping = not whole
 
     def _take(self, line: bytes) -> None:
         self._told = None

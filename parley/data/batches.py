@@ -2,15 +2,16 @@
 
 Axes: A agents hosted here, B samples of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from parley.data.mapped import Rows, concatenated
 from parley.data.samples import AUGMENTATIONS, PERMUTATIONS, Samples, rng_of
 from parley.data.transforms import Transform
 from parley.errors import BadValue
@@ -25,6 +26,26 @@ class Batch(NamedTuple):
     sizes: tuple[int, ...]  # [A]: how many samples are not padding
     agents: tuple[int, ...]  # [A]: their numbers on the graph
     step: int
+
+
+Gather = Callable[
+    [Tensor, NDArray[np.int64], Transform, NDArray[np.int64] | None, torch.dtype], Tensor
+]
+"""What makes inputs of raw ones, as `gathered` does."""
+
+
+def gathered(
+    inputs: Tensor,
+    index: NDArray[np.int64],
+    transform: Transform,
+    draws: NDArray[np.int64] | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Some of the inputs, augmented by their draws if there are any, and normalised."""
+    x = inputs.index_select(0, torch.from_numpy(index).to(inputs.device))
+    if draws is not None:
+        x = transform.augment(x, draws)
+    return transform.normalise(x, dtype)
 
 
 class Batches:
@@ -49,7 +70,11 @@ class Batches:
         seed: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        balanced: bool = False,
+        gather: Gather = gathered,
     ) -> None:
+        """`balanced`: in every pass, an agent draws all classes that it holds equally often.
+        `gather` may be a faster one that gives the same."""
         if batch < 1:
             raise BadValue("batch", batch, "a whole number of at least 1")
         if not samples_per_agent or len(samples_per_agent) != len(agents):
@@ -58,13 +83,14 @@ class Batches:
             if not len(samples):
                 raise BadValue("data", f"agent {agent}", "at least one sample for every agent")
         # One tensor for all agents, so that one gather makes a step's inputs.
-        self.inputs = torch.cat([samples.inputs for samples in samples_per_agent]).to(device)
+        self.inputs = concatenated([samples.inputs for samples in samples_per_agent]).to(device)
         self.targets = torch.cat([samples.targets for samples in samples_per_agent]).to(device)
         self.agents = tuple(agents)
         self.batch = batch
         self.transform = transform
         self.seed = seed
         self.dtype = dtype
+        self.gather = gather
         self._stream: tuple[int, ...] = ()
         self._length_A = np.array([len(samples) for samples in samples_per_agent])
         self._start_A = np.cumsum(self._length_A) - self._length_A
@@ -73,6 +99,10 @@ class Batches:
         self._order = np.empty(len(self.inputs), np.int64)
         self._order_of = np.split(self._order, self._start_A[1:])
         self._pass_A = np.full(len(agents), -1)
+        self._classes: list[list[NDArray[np.int64]]] = []
+        """Where the samples of each class are among an agent's own, if classes are balanced."""
+        if balanced:
+            self._classes = [_members(samples.targets.numpy()) for samples in samples_per_agent]
 
     @property
     def lengths(self) -> list[int]:
@@ -93,20 +123,22 @@ class Batches:
         """The batch of a step, regardless of which steps were requested before."""
         index_AB, size_A = self._indices(step)
         agents, widest = index_AB.shape
-        index = torch.from_numpy(index_AB.reshape(-1)).to(self.inputs.device)
-        inputs = self.inputs.index_select(0, index)
-        sizes = tuple(size_A.tolist())
+        index, sizes, draws = index_AB.reshape(-1), tuple(size_A.tolist()), None
         if self.transform.augments:
-            draws = [
+            each = [
                 _pad(self._draw(agent, step, size), widest)
                 for agent, size in zip(self.agents, sizes, strict=True)
             ]
-            inputs = self.transform.augment(inputs, np.concatenate(draws))
-        inputs = self.transform.normalise(inputs, self.dtype)
+            draws = np.concatenate(each)
+        inputs = self.gather(self.inputs, index, self.transform, draws, self.dtype)
+        rows: Any = self.inputs
+        if isinstance(rows, Rows):
+            rows.begin(self._indices(step + 1)[0].reshape(-1))
+        chosen = torch.from_numpy(index).to(self.targets.device)
         weights = torch.from_numpy((np.arange(widest) < size_A[:, None]) / size_A[:, None])
         return Batch(
             inputs=inputs.reshape(agents, widest, *inputs.shape[1:]),
-            targets=self.targets.index_select(0, index).reshape(
+            targets=self.targets.index_select(0, chosen).reshape(
                 agents, widest, *self.targets.shape[1:]
             ),
             weights=weights.to(self.inputs.device, self.dtype),
@@ -120,7 +152,9 @@ class Batches:
         pass_A, position_A = np.divmod(step, self._batches_A)
         for slot in np.flatnonzero(pass_A != self._pass_A).tolist():
             rng = self._rng(PERMUTATIONS, self.agents[slot], int(pass_A[slot]))
-            self._order_of[slot][:] = rng.permutation(len(self._order_of[slot]))
+            n = len(self._order_of[slot])
+            order = _balanced(rng, self._classes[slot], n) if self._classes else rng.permutation(n)
+            self._order_of[slot][:] = order
             self._order_of[slot] += self._start_A[slot]
         self._pass_A = pass_A
         size_A = np.minimum(self._length_A - self.batch * position_A, self.batch)
@@ -138,6 +172,30 @@ class Batches:
 
     def _rng(self, stream: int, agent: int, number: int) -> np.random.Generator:
         return rng_of(self.seed, stream, agent, number, *self._stream)
+
+
+def _members(targets: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The places of each class that occurs."""
+    return [np.flatnonzero(targets == label) for label in np.unique(targets)]
+
+
+def _balanced(
+    rng: np.random.Generator, members: Sequence[NDArray[np.int64]], n: int
+) -> NDArray[np.int64]:
+    """n samples in random order, equally many of each class, give or take one. Within a class no
+    sample comes again before all others have.
+
+    >>> rng, members = np.random.default_rng(0), [np.array([0]), np.array([1, 2, 3, 4, 5])]
+    >>> sorted(_balanced(rng, members, 6).tolist())[:3]
+    [0, 0, 0]
+    """
+    most = rng.permutation(len(members))  # which classes get one more differs from pass to pass
+    drawn = []
+    for place, of_class in zip(most.tolist(), members, strict=True):
+        count = n // len(members) + (place < n % len(members))
+        passes = [rng.permutation(of_class) for _ in range(_ceil_div(count, len(of_class)))]
+        drawn.append(np.concatenate(passes)[:count] if passes else of_class[:0])
+    return rng.permutation(np.concatenate(drawn))
 
 
 def steps_per_epoch(sizes: Sequence[int], batch: int) -> int:

@@ -23,6 +23,15 @@ class NoImage(ValueError):
     """Why it cannot be decoded."""
 
 
+class TooSmall(ValueError):
+    """An image with fewer pixels than the square that is to be cut out of it."""
+
+    def __init__(self, image: Image.Image) -> None:
+        width, height = image.size
+        super().__init__(f"{width} x {height} pixels")
+        self.valid = f"at most {min(image.size)}; or data.resize, which scales images first"
+
+
 def opened(encoded: Any) -> Image.Image:
     """A whole image, grey or RGB, from the table of ``bytes`` and ``path`` that a dataset stores.
 
@@ -57,9 +66,12 @@ def check_size(width: int, height: int) -> None:
 
 
 def squared(image: Image.Image, shorter: int, side: int) -> Image.Image:
-    """Scales the image until its shorter side is `shorter` pixels; its central square of `side`."""
+    """Scales the image until its shorter side is `shorter` pixels, unless that is 0; then its
+    central square of `side`."""
     width, height = image.size
-    if min(width, height) != shorter:
+    if min(width, height) < side and not shorter:
+        raise TooSmall(image)
+    if shorter and min(width, height) != shorter:
         # Cut off rather than rounded, as torchvision does.
         width, height = (max(shorter, shorter * s // min(image.size)) for s in image.size)
         check_size(width, height)  # a line of a million pixels would become an enormous one

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from parley.data.decode import Options
+from parley.data import tables
+from parley.data.from_python import from_user, numbered
+from parley.data.options import Options
 from parley.data.preparation import AS_IS, Preparation
 from parley.data.samples import Samples
 from parley.data.sources import load_own
 from parley.data.targets import CLASSES, IGNORED, classes_in
-from parley.data.user import from_user
 from parley.errors import BadValue, ParleyError
 from parley.measures import CLASSIFICATION
 
 log = logging.getLogger(__name__)
 
-VALID = "a folder, a hub ID owner/name, or module:function"
+VALID = "a folder, a .csv or .parquet file, a hub ID owner/name, or module:function"
 
 
 class Own(NamedTuple):
@@ -75,7 +76,7 @@ def load(
         place = str(places[agent])
         if not may_call and _is_function(place):
             because = f"agent {agent}'s is a function, and code comes only from the host itself"
-            raise BadValue("partition", place, "a folder or a hub id; or --data-here", because)
+            raise BadValue("partition", place, "a folder or a hub ID; or --data-here", because)
         loaded.append(_open(agent, place, like, root, options, tokenizer, task, ignored))
     given = Options.of(options or {}).labels
     names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
@@ -88,6 +89,7 @@ def load(
             valid = f"the classes {', '.join(names)}, or data_options.labels with all of them"
             because = f"agent {agent} has classes {found}"
             raise BadValue("data", str(places[agent]), valid, because)
+    _check_columns(agents, loaded)
     matched = []
     for one in loaded:
         if task in CLASSES:
@@ -106,6 +108,16 @@ def load(
     return Own(samples, tests, names, loaded[0].preparation)
 
 
+def _check_columns(agents: Iterable[int], loaded: Iterable[_One]) -> None:
+    """Refuses tables whose columns are not in the same places."""
+    each = [one.preparation.table for one in loaded]
+    listed = ["" if form is None else ", ".join(form.names) for form in each]
+    for agent, names in zip(agents, listed, strict=True):
+        if names != listed[0]:
+            valid = f"the columns of the first table, in their order: {listed[0] or 'no table'}"
+            raise BadValue("data", f"agent {agent}", valid, f"it has {names or 'no table'}")
+
+
 def _renumbered(samples: Samples | None, number: torch.Tensor) -> Samples | None:
     return samples and Samples(samples.inputs, number[samples.targets])
 
@@ -121,12 +133,13 @@ def _open(
     ignored: int,
 ) -> _One:
     if _is_function(place):
-        return _call(agent, place, task, ignored)
+        return _call(agent, place, task, ignored, options)
     folder = _is_folder(place)
     try:
-        found = load_own(place, like, root, options, tokenizer)
+        found = load_own(place, like, root, options, tokenizer, task)
     except ParleyError as error:
-        if folder or re.fullmatch(r"[\w-]+/[\w.-]+", place):
+        is_file = Path(place).expanduser().is_file()
+        if folder or is_file or re.fullmatch(r"[\w-]+/[\w.-]+", place):
             raise
         because = f"agent {agent}'s data cannot be found"
         raise BadValue("data", place, VALID, because) from error
@@ -141,7 +154,9 @@ def _is_function(place: str) -> bool:
     return re.fullmatch(r"[\w.]+:\w+", place) is not None and not _is_folder(place)
 
 
-def _call(agent: int, place: str, task: str, ignored: int) -> _One:
+def _call(
+    agent: int, place: str, task: str, ignored: int, options: Mapping[str, Any] | None
+) -> _One:
     """Calls a user's function with the agent's number. It returns a dataset of any kind that
     `parley.train` accepts, or a dict with ``train``, ``test`` and ``labels``."""
     module, _, name = place.partition(":")
@@ -168,13 +183,33 @@ def _call(agent: int, place: str, task: str, ignored: int) -> _One:
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
         found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"
         raise wrong(found, "a dataset, or a dict of train, test and labels")
-    [train] = from_user([parts["train"]], [agent], task)
     given = parts.get("test")
-    test = None if given is None else from_user([given], [agent], task)[0]
+    if tables.is_frame(parts["train"]):
+        return _framed(agent, parts, task, Options.of(options or {}))
+    [train] = from_user([parts["train"]], [agent], task, options)
+    test = None if given is None else from_user([given], [agent], task, options)[0]
     held = [part.targets for part in (train, test) if part is not None]
     counted = classes_in(task, held, ignored)
     names = tuple(map(str, parts.get("labels") or counted))
     if len(counted) > len(names):
         because = f"it has class {len(counted) - 1} but only {len(names)} labels"
         raise wrong(because, "a label for every class")
-    return _One(train, test, names)
+    return _One(train, test, names, Options.of(options or {}).preparation)
+
+
+def _framed(agent: int, parts: Mapping[str, Any], task: str, options: Options) -> _One:
+    """Pandas frames of one agent; their classes have names already."""
+    if not options.target:
+        listed = ", ".join(map(str, parts["train"].columns))
+        raise BadValue("data.target", "", f"the column to predict, of {listed}", "it is a table")
+    given = {f"agent {agent}": parts["train"], f"agent {agent}, test": parts.get("test")}
+    opened = {
+        where: tables.opened(each, where) for where, each in given.items() if each is not None
+    }
+    told = tables.Told.of(options.target, options.drop, options.standardise)
+    found = tables.read(opened, told, task, 1, alone=True)
+    names = tuple(map(str, parts.get("labels") or found.class_names))
+    made = [Samples(inputs, targets) for inputs, targets in found.pairs]
+    if task in CLASSES:
+        made = numbered(made, found.class_names, names, f"agent {agent}")
+    return _One(made[0], made[1] if len(made) > 1 else None, names, Preparation(table=found.form))

@@ -8,13 +8,15 @@ A partition is written as `kind` or `kind:value`:
 | `skew:s`      | a share s of every class sorted by label, the rest shuffled and dealt |
 | `dirichlet:a` | per class, proportions over the agents drawn from Dir(a)              |
 | `classes:k`   | k whole classes' shares, all classes held by equally many agents      |
+| `quantity:b`  | a share of the shuffled samples, the shares drawn from Dir(b)         |
+| `column:NAME` | the samples of some values of a column: of some writers, for example  |
+| `feature:F`   | an even share, with inputs that differ: see `parley.data.features`    |
 | `file:PATH`   | the index lists in a JSON file                                        |
 
 `skew` follows the paper's rule that no two neighbours on the graph share a class (in the sorted
 part). It is obeyed whenever that is possible; when it is not, `Partition.note` says so.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +25,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from parley.data import features
+from parley.data.colouring import spread_classes
 from parley.errors import BadValue, unknown_name
+from parley.files import Unreadable, parse_json, read_text
 from parley.graphs import Topology
-from parley.reading import Unreadable, parse_json, read_text
 
 Indices = NDArray[np.int64]
 
 # The random stream for partitions, separate from those for batches and models.
 _STREAM = 4
-# Step limit of the exact search for class assignments: a few seconds of work. Graphs of a few dozen
-# agents need far fewer steps.
-_SEARCH_BUDGET = 200_000
 _DIRICHLET_DRAWS = 100
 _MOST_CLASSES = 1_000_000
 
@@ -54,11 +55,13 @@ def partition(
     topology: Topology,
     seed: int,
     used: Indices | None = None,
+    groups: Indices | None = None,
 ) -> Partition:
     """Deals the samples with these labels to the agents of the graph.
 
     `used` are the indices of the samples to deal out (default: all). Indices always refer to the
     whole dataset: lists from a file lose unused samples, every other kind deals only the used ones.
+    `groups` are the numbers of the values of a column, where that decides.
 
     >>> from parley.graphs import ring
     >>> labels = np.repeat(np.arange(10), 3)
@@ -70,7 +73,8 @@ def partition(
     if used is not None and len(used) < len(labels):
         if kind is KINDS["file"]:
             return _without_unused(spec, partition(spec, labels, topology, seed), used)
-        dealt = partition(spec, labels[used], topology, seed)
+        some = None if groups is None else groups[used]
+        dealt = partition(spec, labels[used], topology, seed, groups=some)
         return Partition(tuple(used[part] for part in dealt.indices), dealt.note)
     countable = labels.size > 0 and np.issubdtype(labels.dtype, np.integer)
     check_labels(labels, int(labels.max()) + 1 if countable else 1)
@@ -80,6 +84,10 @@ def partition(
             topology.agents,
             f"at most {len(labels)}, so that every agent has a training sample",
         )
+    if kind is KINDS["column"]:
+        if groups is None:
+            raise BadValue("partition", spec, "another partition", "these data have no columns")
+        return _column(spec, groups, topology, seed)
     return kind.deal(value, labels.astype(np.int64), topology, seed)
 
 
@@ -92,7 +100,7 @@ def _without_unused(spec: str, dealt: Partition, used: Indices) -> Partition:
     return Partition(left, dealt.note)
 
 
-def parse(spec: str) -> tuple["Kind", Any]:
+def parse(spec: str) -> tuple["PartitionKind", Any]:
     """The kind and value of a spec, checked as far as possible without data.
 
     >>> parse("skew:0.5")[1]
@@ -174,7 +182,7 @@ def _skew(share: float, labels: Indices, topology: Topology, seed: int) -> Parti
     else:
         # An agent without sorted samples still gets some from the pool, if there is one.
         room = [len(of_class) if share == 1 else agents for of_class in stay]
-        class_of, note = _spread_classes(topology, room)
+        class_of, note = spread_classes(topology, room)
         kept = _split_among_holders(stay, [[c] for c in class_of])
     dealt = np.array_split(pool, agents)
     return _partition([np.concatenate(pair) for pair in zip(kept, dealt, strict=True)], note)
@@ -222,6 +230,33 @@ def _classes(k: int, labels: Indices, topology: Topology, seed: int) -> Partitio
     return _partition(_split_among_holders(by_class, classes_of), note)
 
 
+def _quantity(b: float, labels: Indices, topology: Topology, seed: int) -> Partition:
+    rng = _rng(seed)
+    order, share = rng.permutation(len(labels)), rng.dirichlet(np.full(topology.agents, b))
+    cuts = np.rint(np.cumsum(share[:-1]) * len(labels)).astype(int)
+    return _partition(np.split(order, cuts))
+
+
+def _column(spec: str, groups: Indices, topology: Topology, seed: int) -> Partition:
+    """With as many values as agents, each agent has one, in order; with more, about equally many,
+    chosen at random."""
+    present, agents = np.unique(groups), topology.agents
+    if len(present) < agents:
+        because = f"the column has {len(present)} values for {agents} agents"
+        raise BadValue("partition", spec, f"a column with at least {agents} values", because)
+    order = present if len(present) == agents else _rng(seed).permutation(present)
+    dealt = np.array_split(order, agents)
+    return _partition([np.flatnonzero(np.isin(groups, values)) for values in dealt])
+
+
+def _dealt_by_column(*_: object) -> Partition:
+    raise AssertionError("a column deals by its values, not by labels")
+
+
+def _feature(_: str, labels: Indices, topology: Topology, seed: int) -> Partition:
+    return _iid(None, labels, topology, seed)
+
+
 def _file(path: str, labels: Indices, topology: Topology, seed: int) -> Partition:
     spec = f"file:{path}"
 
@@ -247,7 +282,7 @@ def _file(path: str, labels: Indices, topology: Topology, seed: int) -> Partitio
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartitionKind:
     """A row of the table of partitions."""
 
     form: str
@@ -277,24 +312,32 @@ def _path(text: str) -> str:
     return text
 
 
-KINDS: dict[str, Kind] = {
-    "iid": Kind("iid", "", _nothing, _iid),
-    "skew": Kind(
+KINDS: dict[str, PartitionKind] = {
+    "iid": PartitionKind("iid", "", _nothing, _iid),
+    "skew": PartitionKind(
         "skew:s", "with s from 0 to 1", lambda text: _number(text, lambda s: 0 <= s <= 1), _skew
     ),
-    "dirichlet": Kind(
+    "dirichlet": PartitionKind(
         "dirichlet:a",
         "with a number a above 0",
         lambda text: _number(text, lambda a: 0 < a < np.inf),
         _dirichlet,
     ),
-    "classes": Kind(
+    "classes": PartitionKind(
         "classes:k",
         f"with a whole number k from 1 to {_MOST_CLASSES}",
         lambda text: _number(text, lambda k: 1 <= k <= _MOST_CLASSES, int),
         _classes,
     ),
-    "file": Kind("file:PATH", "with the path of a JSON file", _path, _file),
+    "quantity": PartitionKind(
+        "quantity:b",
+        "with a number b above 0",
+        lambda text: _number(text, lambda b: 0 < b < np.inf),
+        _quantity,
+    ),
+    "column": PartitionKind("column:NAME", "with the name of a column", _path, _dealt_by_column),
+    "feature": PartitionKind(f"feature:{features.FORMS}", "", features.parse, _feature),
+    "file": PartitionKind("file:PATH", "with the path of a JSON file", _path, _file),
 }
 
 
@@ -346,126 +389,6 @@ def _contiguous_groups(by_class: Sequence[Indices], groups: int) -> list[Sequenc
         # Leave at least one class for this group and each of the following ones.
         cuts.append(min(max(nearest, cuts[-1] + 1), classes - groups + group))
     return [by_class[a:b] for a, b in zip(cuts, [*cuts[1:], classes], strict=True)]
-
-
-def _spread_classes(topology: Topology, room: Sequence[int]) -> tuple[list[int], str]:
-    """One class per agent, different for neighbours, class c at no more than room[c] agents.
-
-    For more agents than classes. Returns the classes and a note. (If agents with several classes
-    obeyed the rule, each could keep just one of them, so one class each loses no generality.)
-    """
-    agents, classes = topology.agents, len(room)
-    adjacent: list[set[int]] = [set() for _ in range(agents)]
-    for i, j in topology.edges:
-        adjacent[i].add(j)
-        adjacent[j].add(i)
-
-    simple = [agent % classes for agent in range(agents)]
-    if all(simple[i] != simple[j] for i, j in topology.edges) and all(
-        simple.count(c) <= room[c] for c in range(classes)
-    ):
-        return simple, ""
-    found, searched = _colour(adjacent, room)
-    if found is not None:
-        return _balance(found, adjacent, room), ""
-    full = "fully connected " if all(len(a) == agents - 1 for a in adjacent) else ""
-    verb = "cannot be" if searched < _SEARCH_BUDGET else f"could not, in {searched} tries, be"
-    return simple, (
-        f"{classes} classes {verb} given to {agents} {full}agents "
-        "so that no two neighbours share one"
-    )
-
-
-def _colour(adjacent: Sequence[set[int]], room: Sequence[int]) -> tuple[list[int] | None, int]:
-    """A proper colouring using colour c at most room[c] times, and the size of the search.
-
-    Exact backtracking in DSATUR order: always the vertex with the fewest colours left. Its first
-    descent is the DSATUR heuristic, which nearly always succeeds. None: there is no such
-    colouring, or the budget is spent.
-    """
-    n = len(adjacent)
-    colour = [-1] * n
-    left = [min(r, n) for r in room]
-    # blocked[v][c]: how many of v's neighbours have colour c.
-    blocked = [[0] * len(room) for _ in range(n)]
-    saturation = [0] * n
-    # Candidates for the next vertex, best first; outdated entries are skipped.
-    waiting = [(0, -len(a), v) for v, a in enumerate(adjacent)]
-    heapq.heapify(waiting)
-
-    def wait(v: int) -> None:
-        heapq.heappush(waiting, (-saturation[v], -len(adjacent[v]), v))
-
-    def paint(v: int, c: int, sign: int) -> None:
-        colour[v] = c if sign > 0 else -1
-        left[c] -= sign
-        if sign < 0:
-            wait(v)
-        for w in adjacent[v]:
-            before = blocked[w][c]
-            blocked[w][c] = before + sign
-            change = (before + sign > 0) - (before > 0)
-            saturation[w] += change
-            if change and colour[w] < 0:
-                wait(w)
-
-    def choices(v: int) -> list[int]:
-        """Colours to try. Unused ones with equal room are interchangeable: one stands for all."""
-        options, fresh = [], set()
-        for c, free in enumerate(left):
-            if free and not blocked[v][c]:
-                unused = free == min(room[c], n)
-                if not (unused and free in fresh):
-                    options.append(c)
-                if unused:
-                    fresh.add(free)
-        return options[::-1]
-
-    def next_vertex() -> int:
-        while colour[waiting[0][2]] >= 0 or -waiting[0][0] != saturation[waiting[0][2]]:
-            heapq.heappop(waiting)
-        return waiting[0][2]
-
-    # An explicit stack of (vertex, colours left to try): recursion would limit the agents.
-    first = next_vertex()
-    stack = [(first, choices(first))]
-    for searched in range(_SEARCH_BUDGET):
-        while stack and not stack[-1][1]:
-            stack.pop()
-            if stack:
-                v = stack[-1][0]
-                paint(v, colour[v], -1)
-        if not stack:
-            return None, searched
-        v, options = stack[-1]
-        paint(v, options.pop(), +1)
-        if len(stack) == n:
-            return colour, searched
-        v = next_vertex()
-        stack.append((v, choices(v)))
-    return None, _SEARCH_BUDGET
-
-
-def _balance(colour: list[int], adjacent: Sequence[set[int]], room: Sequence[int]) -> list[int]:
-    """Recolours single vertices until all colours are used about equally often.
-
-    Every move lowers the sum of squared numbers of holders, so it ends.
-    """
-    colour = list(colour)
-    count = [colour.count(c) for c in range(len(room))]
-    moved = True
-    while moved:
-        moved = False
-        for v, old in enumerate(colour):
-            taken = {colour[w] for w in adjacent[v]}
-            free = [c for c in range(len(room)) if c not in taken and count[c] < room[c]]
-            new = min(free, key=lambda c: count[c], default=old)
-            if count[new] < count[old] - 1:
-                colour[v] = new
-                count[old] -= 1
-                count[new] += 1
-                moved = True
-    return colour
 
 
 def _read_list(spec: str) -> list[Any]:

@@ -2,23 +2,29 @@
 
 Axes: n inputs, c h w channels, rows, columns, t tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from parley.data import hub, images
+from parley.data import hub, images, tables
 from parley.data import text as tokens
+from parley.data.tables import Form
 from parley.errors import BadValue
-from parley.reading import Unreadable, read_text
+from parley.files import Unreadable, read_text, regular
 
 ARRAYS = (".npy", ".npz")
 MOST_INPUTS = 1_000_000
 """Inputs of one array or file of texts."""
+MOST_UNZIPPED = 2 << 30
+"""Bytes of an array that a zip file may unfold to."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +34,11 @@ class Preparation:
     resize: int = 0
     """Images are scaled until their shorter side has this many pixels; 0: they must fit."""
     crop: int = 0
-    """Then their central square with this side is used."""
+    """Then their central square with this side is used; 0: all of the image."""
     tokenizer: str = ""
     """For text: the tokenizer, in the JSON of the library `tokenizers`."""
+    table: Form | None = None
+    """For tables: what becomes of each column."""
 
 
 AS_IS = Preparation()
@@ -58,6 +66,9 @@ class Expected:
             if one.endswith(ARRAYS):
                 part = self._array(Path(one))
                 labels = [one] if len(part) == 1 else [f"{one}[{i}]" for i in range(len(part))]
+            elif one.endswith(tables.FILES):
+                part = self._table(Path(one))
+                labels = [f"{one}[{i}]" for i in range(len(part))]
             elif self.tokens:
                 labels = self._texts(one)
                 part = self._encoded(labels)
@@ -69,30 +80,62 @@ class Expected:
 
     def _array(self, path: Path) -> Tensor:
         try:
-            with path.open("rb") as file:  # never a pickle: allow_pickle is off
-                made: Any = np.load(file, allow_pickle=False)
-                if hasattr(made, "files"):
-                    if len(made.files) != 1:
-                        held = ", ".join(made.files) or "none"
-                        raise self._wrong(
-                            str(path), "an .npz file with one array", f"it has {held}"
-                        )
-                    made = made[made.files[0]]
-        except OSError as error:
-            raise self._wrong(str(path), "a readable file", error.strerror or str(error)) from None
-        except (ValueError, EOFError, KeyError) as error:
-            why = (str(error).splitlines() or ["damaged"])[0]
-            raise self._wrong(str(path), "a NumPy array of numbers", why) from None
-        if made.shape == self.shape:
-            made = made[None]
-        if made.shape[1:] != self.shape or not 1 <= len(made) <= MOST_INPUTS:
+            with regular(path) as file:
+                zipped = is_zipfile(file)
+                file.seek(0)
+                made = self._unzipped(path, file) if zipped else self._values(path, file)
+        except BadValue:
+            raise
+        except Unreadable as error:
+            raise self._wrong(str(path), "a readable file", str(error)) from None
+        except Exception:  # each of NumPy, zip and its ways to compress has its own
+            valid = "a NumPy array of numbers"
+            raise self._wrong(str(path), valid, "truncated, damaged or another format") from None
+        return torch.from_numpy(made).to(getattr(torch, self.dtype))
+
+    def _unzipped(self, path: Path, file: BinaryIO) -> NDArray[Any]:
+        with ZipFile(file) as held:
+            names = held.namelist()
+            if len(names) != 1:
+                because = f"it has {len(names)}"
+                raise self._wrong(str(path), "an .npz file with one array", because)
+            if held.getinfo(names[0]).file_size > MOST_UNZIPPED:
+                valid = f"at most {MOST_UNZIPPED >> 20} MB; an .npy file may be larger"
+                raise self._wrong(str(path), valid, "the array in it is larger")
+            with held.open(names[0]) as entry:
+                return self._values(path, entry)
+
+    def _values(self, path: Path, file: IO[bytes]) -> NDArray[Any]:
+        """The array behind its header, which is checked before anything else is read: it may ask
+        for any amount of memory, or hold pickled objects."""
+        major, _ = np.lib.format.read_magic(file)
+        header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = header[major](file)
+        self._check_kind(path, dtype)
+        shape = (1, *shape) if shape == self.shape else shape
+        if shape[1:] != self.shape or not 1 <= shape[0] <= MOST_INPUTS:
             valid = f"an array of shape {list(self.shape)}, or of several such inputs"
-            raise self._wrong(str(path), valid, f"its shape is {list(made.shape)}")
-        whole = made.dtype.kind in "iu"
-        fits = {"uint8": made.dtype == np.uint8, "float32": made.dtype.kind in "fiub"}
+            raise self._wrong(str(path), valid, f"its shape is {list(shape)}")
+        content = file.read(math.prod(shape) * dtype.itemsize)
+        values: NDArray[Any] = np.frombuffer(content, dtype)
+        if by_columns:
+            values = values.reshape(shape[::-1]).transpose()
+        whole = np.ascontiguousarray(values.reshape(shape))
+        return whole.astype(dtype.newbyteorder("="))
+
+    def _check_kind(self, path: Path, dtype: "np.dtype[Any]") -> None:
+        whole = dtype.kind in "iu"
+        fits = {"uint8": dtype == np.uint8, "float32": dtype.kind in "fiub"}
         if not fits.get(self.dtype, whole):
-            raise self._wrong(str(path), f"values of type {self.dtype}", f"they are {made.dtype}")
-        return torch.from_numpy(np.ascontiguousarray(made)).to(getattr(torch, self.dtype))
+            kind = "Python objects" if dtype.hasobject else str(dtype)[:40]
+            raise self._wrong(str(path), f"values of type {self.dtype}", f"they are {kind}")
+
+    def _table(self, path: Path) -> Tensor:
+        if self.preparation.table is None:
+            raise self._wrong(str(path), "an array or an image", "the model does not take tables")
+        if not path.is_file():
+            raise self._wrong(str(path), "a .csv or .parquet file", "no such file")
+        return self.preparation.table.inputs(tables.opened(path, str(path)), str(path))
 
     def _image(self, path: Path) -> Tensor:
         if len(self.shape) != 3 or self.shape[0] not in (1, 3):
@@ -103,10 +146,13 @@ class Expected:
         prepared = self.preparation
         try:
             image = images.opened({"bytes": None, "path": str(path)})
-            if prepared.resize:
+            if prepared.resize or prepared.crop:
                 image = images.squared(image, prepared.resize, prepared.crop or prepared.resize)
         except images.NoImage as error:
             raise self._wrong(str(path), "an image that can be decoded", str(error)) from None
+        except images.TooSmall as error:
+            valid = f"an image of at least {prepared.crop} x {prepared.crop} pixels"
+            raise self._wrong(str(path), valid, f"it has {error}") from None
         channels, height, width = self.shape
         if image.size != (width, height):
             valid = f"an image of {width} x {height} pixels; --resize scales and crops others"

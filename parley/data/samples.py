@@ -46,6 +46,8 @@ class Data:
     transform: Transform
     preparation: Preparation = AS_IS
     """How the inputs were made of files."""
+    groups: NDArray[np.int64] | None = None
+    """The numbers of the values that a column of the training samples has, if one was asked for."""
 
 
 def rng_of(*numbers: int) -> np.random.Generator:

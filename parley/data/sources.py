@@ -14,11 +14,15 @@ from typing import Any
 
 from parley.data import hub
 from parley.data import text as tokens
-from parley.data.decode import Options, Recipe, Source, load_folder
+from parley.data.decode import Recipe, Source, load_folder
 from parley.data.digits import digits
+from parley.data.mapped import load_mapped
+from parley.data.options import Options
 from parley.data.samples import Data
+from parley.data.tables import FILES
 from parley.data.transforms import Transform
 from parley.errors import BadValue, unknown_name
+from parley.measures import CLASSIFICATION
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SOURCES: dict[str, Source] = {
@@ -69,12 +73,16 @@ def load(
     root: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
+    task: str = CLASSIFICATION,
+    needs_test: bool = True,
+    group: str = "",
 ) -> Data:
     """A dataset by its name in Parley, its hub ID `owner/name`, or its folder.
 
     A hub dataset is read from `root/owner/name` if that exists (`root` is the argument or the
     environment variable PARLEY_DATA_ROOT), otherwise from the hub. `options` are those of
-    `Options`; `tokenizer` is the one to use for text if the options do not name one.
+    `Options`; `tokenizer` is the one to use for text if the options do not name one. `task` says
+    what the targets of a table are; `group` is a column that says who holds which sample.
 
     >>> data = load("digits")
     >>> data.train.inputs.shape, len(data.test), len(data.class_names)
@@ -90,7 +98,9 @@ def load(
     else:
         place, looked = _locate(name, source, root, chosen.folder)
         recipe = _recipe(source, options or {}, chosen, root, tokenizer)
-        data = load_folder(place, looked, recipe)
+        recipe = replace(recipe, task=task, group=group)
+        read = load_mapped if chosen.mapped else load_folder
+        data = read(place, looked, recipe, needs_test)
     return replace(data, name=name, transform=(source and source.transform) or data.transform)
 
 
@@ -103,6 +113,8 @@ def _recipe(
 ) -> Recipe:
     source = source or Source("", None)
     source = replace(source, label=options.label or source.label, enlarge=bool(options.folder))
+    source = replace(source, input=options.input)
+    source = source.sized(options)
     return Recipe(
         source, options, tuple(given), root, options.tokenizer or tokenizer or tokens.TRAIN
     )
@@ -114,6 +126,7 @@ def load_own(
     root: str | Path | None = None,
     options: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
+    task: str = CLASSIFICATION,
 ) -> Data:
     """One agent's dataset: a folder, or the hub ID of a dataset; it may lack a test split.
 
@@ -121,6 +134,13 @@ def load_own(
     """
     chosen = Options.of(options or {})
     recipe = _recipe(SOURCES.get(like), options or {}, chosen, root, tokenizer)
+    recipe = replace(recipe, task=task, alone=True)
+    if chosen.mapped:
+        because = "the data of single agents are read into memory"
+        raise BadValue("data.mapped", True, "false, or a common dataset", because)
+    if chosen.target and like:
+        because = "agents' own tables cannot be prepared like a common one"
+        raise BadValue("data", like, 'data = "own", with test rows in the agents\' tables', because)
     folder = Path(place).expanduser()
     if folder.is_dir():
         return load_folder(folder, str(place), recipe, needs_test=False)
@@ -142,11 +162,16 @@ def _locate(
         if not Path(instead).expanduser().is_dir():
             raise BadValue("data.folder", instead, "a folder", because="it does not exist")
         return Path(instead).expanduser(), instead
-    if source is None and Path(name).expanduser().is_dir():
-        return Path(name).expanduser(), name
+    path = Path(name).expanduser()
+    if source is None and (path.is_dir() or (path.is_file() and path.suffix in FILES)):
+        return path, name
     hub_id = source.hub if source is not None else name
     if hub_id is None or not hub.is_id(hub_id):
-        raise unknown_name("data", name, ["a folder's path", "a hub ID owner/name", *SOURCES])
+        raise unknown_name(
+            "data",
+            name,
+            ["a folder's path", "a .csv or .parquet file", "a hub ID owner/name", *SOURCES],
+        )
     if root is None:
         return hub_id, "without --data-root, no local copy was looked for"
     for local in (source.local if source is not None else ()) or (hub_id,):

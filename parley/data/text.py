@@ -4,7 +4,6 @@ Axes: n texts, t tokens.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from parley.data import hub
 from parley.errors import BadValue
+from parley.files import Unreadable, parse_json, read_text
 
 TRAIN = "train"
 """The name of the tokenizer that is built from the training texts."""
@@ -77,12 +77,12 @@ def identity(files: Sequence[Path]) -> str:
 def read(files: Sequence[Path], source: str) -> Any:
     """The tokenizer in these files, set to pad with its own padding token."""
     library = hub.text_library("tokenizers", "data.tokenizer", source)
-    settings = json.loads(files[1].read_text("utf-8")) if len(files) > 1 else {}
+    settings = _settings(files[1], source) if len(files) > 1 else {}
     try:
         if files[0].name == "tokenizer.json":
             tokenizer = library.Tokenizer.from_file(str(files[0]))
         else:
-            words = files[0].read_text("utf-8").splitlines()
+            words = read_text(files[0]).splitlines()
             tokenizer = _word_piece(words, bool(settings.get("do_lower_case", True)))
     except Exception as error:  # the library raises bare Exceptions
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -90,11 +90,21 @@ def read(files: Sequence[Path], source: str) -> Any:
     return _with_padding(tokenizer, settings.get("pad_token"), source)
 
 
+def _settings(path: Path, source: str) -> dict[str, Any]:
+    try:
+        found = parse_json(read_text(path))
+    except Unreadable as error:
+        raise BadValue("data.tokenizer", source, _VALID, f"{path.name}: {error}") from None
+    if not isinstance(found, dict):
+        raise BadValue("data.tokenizer", source, _VALID, f"{path.name} is not a table")
+    return found
+
+
 def _with_padding(tokenizer: Any, named: Any, source: str) -> Any:
     own = (tokenizer.padding or {}).get("pad_token")
     named = named.get("content") if isinstance(named, dict) else named
     for token in (named, own, "[PAD]", "<pad>"):
-        number = tokenizer.token_to_id(token) if token else None
+        number = tokenizer.token_to_id(token) if isinstance(token, str) and token else None
         if number is not None:
             tokenizer.no_truncation()
             tokenizer.enable_padding(pad_id=number, pad_token=token)

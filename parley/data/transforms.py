@@ -49,13 +49,19 @@ class Transform:
         """
         if inputs.dtype in (torch.int32, torch.int64):  # token IDs are names, not magnitudes
             return inputs.to(torch.int64)
-        scale = 1 / 255 if inputs.dtype == torch.uint8 else 1.0
         x = inputs.to(dtype)
         if not self.mean:
-            return x * scale if scale != 1 else x
-        # One multiplication and one subtraction per value: (x·scale - mean) / std.
-        factor, shift = _line(self.mean, self.std, scale, x.device, dtype)
+            return x * _scale(inputs.dtype) if inputs.dtype == torch.uint8 else x
+        factor, shift = self.line(inputs.dtype, dtype, x.device)
         return (x * factor if x is inputs else x.mul_(factor)).sub_(shift)
+
+    def line(
+        self, raw: torch.dtype, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, Tensor]:
+        """Factor and shift for each channel, [c, 1, 1] or [1, 1, 1]: one multiplication and one
+        subtraction per value make (value · scale - mean) / std."""
+        mean, std = self.mean or (0.0,), self.std or (1.0,)
+        return _line(mean, std, _scale(raw), torch.device(device), dtype)
 
     def draw(
         self, rng: np.random.Generator, n: int, size: tuple[int, int] = (0, 0)
@@ -84,6 +90,11 @@ class Transform:
             windows = x.unfold(2, height, 1).unfold(3, width, 1)  # [n, c, top, left, h, w], a view
             x = windows[torch.arange(len(x), device=x.device), :, top, left]
         return x
+
+
+def _scale(raw: torch.dtype) -> float:
+    """What brings raw values to 0..1."""
+    return 1 / 255 if raw == torch.uint8 else 1.0
 
 
 @cache

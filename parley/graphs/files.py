@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from parley.errors import BadValue
+from parley.files import Unreadable, read_text
 from parley.graphs import sequences
 from parley.graphs.changing import of_phases
 from parley.graphs.checks import check_agents, check_edges
@@ -17,7 +18,6 @@ from parley.graphs.families import from_edges
 from parley.graphs.matrices import Edge, row_of_each
 from parley.graphs.topology import Topology
 from parley.graphs.weights import SCHEMES, Weights
-from parley.reading import Unreadable, read_text
 
 
 def from_file(path: str | Path, *, weights: Weights = "auto") -> Topology:

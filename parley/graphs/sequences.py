@@ -29,6 +29,25 @@ def one_peer_exponential(agents: int) -> list[Round]:
     return [{(i, (i + s) % agents): 0.5 for i in range(agents)} for s in shifts] or [{}]
 
 
+def random_matching(
+    edges: Iterable[Edge], seed: int, number: int, most: int | None = None
+) -> list[Edge]:
+    """Random edges i — j with i < j of which no two share an agent: as many as fit, or `most`.
+
+    >>> random_matching([(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)], seed=0, number=1)
+    [(0, 1), (2, 3)]
+    """
+    edges = [(i, j) for j, i in edges if i < j]
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 6, number]))
+    taken: list[Edge] = []
+    busy: set[int] = set()
+    for e in rng.permutation(len(edges)).tolist():
+        if busy.isdisjoint(edges[e]) and (most is None or len(taken) < most):
+            taken.append(edges[e])
+            busy.update(edges[e])
+    return sorted(taken)
+
+
 def matchings(agents: int, rounds: int, seed: int) -> list[Round]:
     """Random pairs average their values; with an odd number of agents, one is left out.
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from parley.code import is_code
 from parley.errors import BadValue, unknown_name
 from parley.models.cnn5 import cnn5
 from parley.models.evonorm import EvoNorm
@@ -23,6 +22,7 @@ from parley.models.plain import logistic, mlp
 from parley.models.resnet import resnet18, resnet20
 from parley.models.text import bert_mini, distilbert, hugging_face
 from parley.models.vgg11 import vgg11
+from parley.user_code import is_code
 
 __all__ = [
     "MODELS",
@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 SMALL = frozenset({"logistic", "mlp", "lenet5"})
 """Networks so fast that messages between processes cost more than a second core saves."""
-COMPILED = SMALL | {"cnn5", "vgg11", "resnet20", "mobilenetv2"}
+COMPILED = SMALL | {"cnn5", "vgg11", "resnet20", "resnet18", "mobilenetv2"}
 """Networks that the compiled kernels support."""
 
 TEXT = ("bert-mini", "distilbert", "hf")

@@ -31,6 +31,12 @@ class Architecture(BaseModel):
     passes: tuple[Literal["input_shape", "classes"], ...] | None = None
     """What a function is called with besides options; by default, whichever it has a name for."""
 
+    @property
+    def reads_weights(self) -> bool:
+        """Whether building it reads a checkpoint, so that the checkpoint determines its size."""
+        from_hub = self.model.startswith("hf:") and not self.options.get("fresh")
+        return self.kind == "name" and (from_hub or bool(self.options.get("pretrained")))
+
     def build(self) -> nn.Module:
         """A new model; code must have been allowed by whoever calls this."""
         if self.kind == "name":

@@ -1,4 +1,4 @@
-"""GroupNorm in the place of BatchNorm, for those who would rather not have running statistics."""
+"""Replaces BatchNorm with GroupNorm, which has no running statistics."""
 
 import copy
 

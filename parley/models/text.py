@@ -8,6 +8,7 @@ the attention mask follows from it.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,26 @@ VOCABULARY = 30_522
 MOST = 10_000_000
 """Tokens, or outputs of a head."""
 
+CLASSES, NEXT_TOKEN = "classes", "next-token"
+"""What a network from elsewhere answers: a class for a text, or the next token at each position."""
+
 _EVALUATED_AT_ONCE = 64
+
+CLASSIFIER, CAUSAL = "AutoModelForSequenceClassification", "AutoModelForCausalLM"
 
 # What `pretrained` weights must have in common, under names that every config has.
 _SIZES = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
-class TextClassifier(nn.Module):
-    """A sequence classifier of `transformers` as a function of one int64 tensor [n, t]."""
+class _Transformer(nn.Module):
+    """A network of `transformers` as a function of one int64 tensor [n, t]."""
 
     loop_only = True
-    """The computation depends on values (the lengths of texts), which vmap cannot trace."""
+    """Its masks and caches, and the lengths of texts, are more than vmap can trace."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network = network
-        self.padding = int(network.config.pad_token_id)
         self.vocabulary = int(network.get_input_embeddings().num_embeddings)
 
     @property
@@ -45,18 +50,17 @@ class TextClassifier(nn.Module):
         """Whether a forward pass draws random numbers, in layers or in functions."""
         return any(value > 0 for value in _dropouts(self.network.config).values())
 
+
+class TextClassifier(_Transformer):
+    """One class for each text."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(network)
+        self.padding = int(network.config.pad_token_id)
+
     def forward(self, ids: Tensor) -> Tensor:
         """Logits [n, classes]."""
-        if ids.dtype != torch.int64:
-            raise BadValue("model", "text", "token IDs", f"the inputs are {ids.dtype}")
-        largest = int(ids.max())
-        if largest >= self.vocabulary:
-            raise BadValue(
-                "data.tokenizer",
-                f"token {largest}",
-                "the tokenizer that belongs to the model",
-                because=f"the model knows {self.vocabulary} tokens",
-            )
+        _check_ids(ids, self.vocabulary)
         lengths = self._lengths(ids)
         if self.training or len(ids) <= _EVALUATED_AT_ONCE:
             return self._logits(ids, int(lengths.max()))
@@ -79,6 +83,29 @@ class TextClassifier(nn.Module):
         mask = (ids != self.padding).to(torch.int64)
         logits: Tensor = self.network(input_ids=ids, attention_mask=mask).logits
         return logits
+
+
+class NextToken(_Transformer):
+    """A causal language model."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Scores of the next token at each position, [n, t, vocabulary]."""
+        _check_ids(ids, self.vocabulary)
+        logits: Tensor = self.network(input_ids=ids, use_cache=False).logits
+        return logits
+
+
+def _check_ids(ids: Tensor, vocabulary: int) -> None:
+    if ids.dtype != torch.int64:
+        raise BadValue("model", "text", "token IDs", f"the inputs are {ids.dtype}")
+    largest = int(ids.max())
+    if largest >= vocabulary:
+        raise BadValue(
+            "data.tokenizer",
+            f"token {largest}",
+            "the tokenizer that belongs to the model",
+            because=f"the model knows {vocabulary} tokens",
+        )
 
 
 def bert_mini(
@@ -139,16 +166,28 @@ def hugging_face(
     *,
     fresh: bool = False,
     dropout: float | None = None,
+    head: str = CLASSES,
 ) -> nn.Module:
     """Any sequence classifier, from a folder or a hub ID: the encoder's weights and a new head.
+    With ``head="next-token"``, which the task language-model implies, any causal language model.
 
     With `fresh` only the architecture is used. `dropout=None` keeps the source's rates.
     """
     name = f"hf:{source}"
     length = _length(name, input_shape)
+    if head not in (CLASSES, NEXT_TOKEN):
+        raise BadValue("model.head", head, f"{CLASSES} or {NEXT_TOKEN}")
     config = _read_config(name, source)
-    config.num_labels = classes
     _set_dropout(config, dropout)
+    if head == NEXT_TOKEN:
+        positions = getattr(config, "max_position_embeddings", length)
+        if length > positions:
+            valid = f"texts of at most {positions} tokens"
+            raise BadValue("model", name, valid, f"the inputs have {length}")
+        with _quiet():
+            make = _fresh if fresh else partial(_pretrained, source=source)
+            return NextToken(make(name, config=config, kind=CAUSAL))
+    config.num_labels = classes
     with _quiet():
         network = _fresh(name, config) if fresh else _pretrained(name, source, config)
     return _classifier(name, network, length)
@@ -230,15 +269,14 @@ def _read_config(name: str, source: str, field: str = "model") -> Any:
     )
 
 
-def _fresh(name: str, config: Any) -> Any:
+def _fresh(name: str, config: Any, kind: str = CLASSIFIER) -> Any:
     transformers = hub.text_library("transformers", "model", name)
-    make = transformers.AutoModelForSequenceClassification.from_config
-    return make(config, trust_remote_code=False)
+    return getattr(transformers, kind).from_config(config, trust_remote_code=False)
 
 
-def _pretrained(name: str, source: str, config: Any) -> Any:
+def _pretrained(name: str, source: str, config: Any, kind: str = CLASSIFIER) -> Any:
     transformers = hub.text_library("transformers", "model", name)
-    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    load = getattr(transformers, kind).from_pretrained
     # Safetensors only: never unpickle files from elsewhere.
     network, report = _read(
         lambda **how: load(
@@ -254,7 +292,9 @@ def _pretrained(name: str, source: str, config: Any) -> Any:
         source,
     )
     encoder = f"{network.base_model_prefix}."
-    lost = sorted(k for k in report["missing_keys"] if k.startswith(encoder) and "pooler" not in k)
+    lost = sorted(k for k in report["missing_keys"] if "pooler" not in k)
+    if kind == CLASSIFIER:  # whose head is new
+        lost = [key for key in lost if key.startswith(encoder)]
     if lost:
         because = f"its weights lack {lost[0]}" + f" and {len(lost) - 1} more" * (len(lost) > 1)
         raise BadValue("model", source, "weights of the whole encoder", because)

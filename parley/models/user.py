@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from parley.code import brief, function_of
 from parley.errors import BadValue
+from parley.user_code import brief, function_of
 
 OFFERED = ("input_shape", "classes")
 """What a function is given if it has a parameter of that name."""
@@ -44,8 +44,16 @@ def called(
     except BadValue:
         raise
     except Exception as error:  # whatever the user's code may raise
-        raise BadValue("model", name, "a function that succeeds", brief(error)) from error
+        raise BadValue("model", name, _given(arguments, offered), brief(error)) from error
     if not isinstance(made, nn.Module):
         because = f"it returned a {type(made).__name__}"
         raise BadValue("model", name, "a function that returns an nn.Module", because)
     return made
+
+
+def _given(arguments: Mapping[str, Any], offered: Mapping[str, Any]) -> str:
+    """What a function has to succeed with."""
+    given = " and ".join(arguments) or "no arguments"
+    others = " or ".join(name for name in offered if name not in arguments)
+    more = f"a parameter named {others} gets that too, and " if others else ""
+    return f"a function that succeeds with {given}; {more}--model-option sets others"

@@ -1,4 +1,4 @@
-"""The verbs that algorithms are written in. Imports wire, compute and what is below them."""
+"""The verbs that algorithms are written in."""
 
 from parley.neighbourhood.flow import Compressed, Flow, Mail, OnEdges
 from parley.neighbourhood.meter import Meter

@@ -1,4 +1,4 @@
-"""Counting how much was computed."""
+"""Counts the gradients that were computed."""
 
 from collections.abc import Sequence
 

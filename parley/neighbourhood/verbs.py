@@ -25,7 +25,8 @@ from parley.compute.engine import Engine
 from parley.compute.sums import Sums
 from parley.data import Batch, Batches
 from parley.graphs import Edge, Topology
-from parley.neighbourhood.cluster import Clusters
+from parley.graphs.sequences import random_matching
+from parley.neighbourhood.clustering import Clusters
 from parley.neighbourhood.flow import Compressed, CrossGradients, Flow, Mail, OnEdges
 from parley.neighbourhood.meter import Meter
 from parley.wire.codec import Codec, Dense, hashed
@@ -55,6 +56,37 @@ class Told(NamedTuple):
 class Neighbourhood:
     """Agents hosted here, their edges and the weights on them."""
 
+    agents: Sequence[int]
+    """The numbers of the agents hosted here, one per row of axis A."""
+    everyone: tuple[int, ...]
+    """The numbers of all agents that take part."""
+    neighbours: list[tuple[int, ...]]
+    """Whose values each hosted agent receives, by the agents' numbers."""
+    edges: list[Edge]
+    """All edges of the graph, from sender to receiver, by the agents' numbers."""
+    edges_I: list[Edge]
+    """The same for axis I."""
+    edges_O: list[Edge]
+    """The same for axis O."""
+    incoming: int
+    """Size of axis I. Edges are in the order of the rounds."""
+    outgoing: int
+    """Size of axis O. Edges are in the order of the rounds."""
+    receiver_I: Tensor
+    """Row on axis A of the agent where each incoming edge ends."""
+    sender_O: Tensor
+    """Row on axis A of the agent where each outgoing edge starts."""
+    weight_sum_A: Tensor
+    """The sum of each agent's weights: 1 unless W is only column-stochastic, [A, 1]."""
+    sizes: tuple[int, ...]
+    """Entries of each parameter tensor in the flat vector."""
+    weights_D: Tensor
+    """1 for entries of weight matrices, 0 for those of biases and norms."""
+    meter: Meter
+    """Counts the gradients that are computed."""
+    step: int
+    """The step that messages and random choices belong to; see `at`."""
+
     def __init__(
         self,
         transport: Transport,
@@ -65,29 +97,43 @@ class Neighbourhood:
         self.transport = transport
         self.engine = engine
         self.meter = meter or Meter()
-        """Counts the gradients that are computed."""
         self.step = 0
-        """The step that messages and random choices belong to; see `at`."""
         self._batches = batches
         self._draws: dict[int, Batches] = {}
         self.task = engine.task
         self.placement = transport.placement
         self.agents = self.placement.hosted
-        self.sizes = self.task.sizes
-        """Entries of each parameter tensor in the flat vector."""
+        self.sizes, self.weights_D = self.task.sizes, self.task.weights_D
         self._dense = Dense(self.task.size)
-
-        topology, lists = transport.topology, transport.edges
-        self._lists = lists
-        here, number = list(self.placement.agents), self.placement.number
-        edges, weights = topology.edges, topology.edge_weights
-        device, dtype = self.task.start().device, self.task.dtype
-
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)[:, None]
-
+        topology = transport.topology
+        self._lists = transport.edges
         self._phases = [_Phase(self, phase) for phase in topology.phases]
         self._rounds = range(len(topology.rounds))
+        self._name_edges(topology)
+        self._weigh_edges(topology)
+        self._clusters = Clusters(transport, engine)
+
+    def _name_edges(self, topology: Topology) -> None:
+        """Who is at the ends of edges."""
+        number, lists, device = self.placement.number, self._lists, self.task.start().device
+        self.everyone = tuple(map(number, range(topology.agents)))
+        self.edges = [(number(j), number(i)) for j, i in topology.edges]
+        self.edges_I = [self.edges[e] for e in lists.incoming]
+        self.edges_O = [self.edges[e] for e in lists.outgoing]
+        self.incoming, self.outgoing = len(lists.incoming), len(lists.outgoing)
+        self.receiver_I = lists.receivers.to(device)
+        self.sender_O = lists.senders.to(device)
+        self.neighbours = [tuple(j for j, i in self.edges if i == agent) for agent in self.agents]
+        self._owners = [[self.edges[e][0] for e in r] for r in lists.incoming_of]
+
+    def _weigh_edges(self, topology: Topology) -> None:
+        """The weights of the agents' own values and the others', and the sums that they make."""
+        here, lists, crew = list(self.placement.agents), self._lists, self.engine.crew
+        weights, device = topology.edge_weights, self.task.start().device
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=self.task.dtype, device=device)[:, None]
+
         self._self_weight_A = column([topology.self_weights[i] for i in here])
         # An edge j -> i has one weight, w_ij, for the value that goes along it and for the reply.
         # Values are averaged with a row of W, replies with a column of it.
@@ -96,36 +142,13 @@ class Neighbourhood:
         if not topology.row_stochastic:
             total = np.asarray(topology.mixing.sum(axis=1)).ravel()
         self.weight_sum_A = column([total[i] for i in here])
-        """The sum of each agent's weights: 1 unless W is only column-stochastic, [A, 1]."""
-        self._owners = [[number(edges[e][0]) for e in r] for r in lists.incoming_of]
-        self.everyone = tuple(map(number, range(topology.agents)))
-        """The numbers of all agents that take part."""
-        self.edges = [(number(j), number(i)) for j, i in edges]
-        """All edges of the graph, from sender to receiver, by the agents' numbers."""
-        self.edges_I = [self.edges[e] for e in lists.incoming]
-        """The same for axis I."""
-        self.edges_O = [self.edges[e] for e in lists.outgoing]
-        """The same for axis O."""
-        self.incoming = len(lists.incoming)
-        """Size of axis I. Edges are in the order of the rounds."""
-        self.outgoing = len(lists.outgoing)
-        """Size of axis O. Edges are in the order of the rounds."""
-        self.receiver_I = lists.receivers.to(device)
-        """Row on axis A of the agent where each incoming edge ends."""
-        self.sender_O = lists.senders.to(device)
-        """Row on axis A of the agent where each outgoing edge starts."""
-
-        self.neighbours = [tuple(j for j, i in self.edges if i == agent) for agent in self.agents]
-        """Whose values each hosted agent receives, by the agents' numbers."""
-
-        self._clusters = Clusters(transport, engine)
         # The mean of the agents' own values and the others', in place, and one round at a time.
         own = range(len(here))
         places = [lists.row_of[e] for e in lists.incoming]
         every = torch.cat([self._self_weight_A[:, 0], *self._weight_in])
-        self._mean = Sums([*own, *self.receiver_I.tolist()], [*own, *places], every, engine.crew)
+        self._mean = Sums([*own, *self.receiver_I.tolist()], [*own, *places], every, crew)
         self._mean_of_rounds = [
-            Sums(rows, range(len(rows)), weight, engine.crew)
+            Sums(rows, range(len(rows)), weight, crew)
             for rows, weight in zip(lists.receivers_of, self._weight_in, strict=True)
         ]
 
@@ -327,6 +350,11 @@ class Neighbourhood:
         seen_AD = x_AD if isinstance(codec, Dense) else codec.decode(wire_AB, x_AD.dtype)
         receiver_E = torch.tensor([row[i] for _, i in came], dtype=torch.int64, device=x_AD.device)
         return Told(seen_AD, came, receiver_E, codec.decode(wire_EB, x_AD.dtype))
+
+    def random_pairs(self, number: int, most: int | None = None) -> list[Edge]:
+        """Neighbours that meet, no agent in two pairs: as many as fit, or `most`. For each `number`
+        they are drawn anew, the same on every worker."""
+        return random_matching(self.edges, self.seed, number, most)
 
     def meet(
         self,

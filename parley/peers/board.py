@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from parley.cluster.messages import understood
 from parley.cluster.noticeboard import Board, Member
-from parley.cluster.words import understood
 from parley.errors import ParleyError
 from parley.peers.group import Group
 
@@ -42,7 +42,7 @@ class PeerBoard(Board):
         who = self.name(rank)
         about, value = understood(text.decode("utf-8", "replace"), tuple[str, kind], who, what)
         if about != what:
-            raise ParleyError(f"peers: {who} speaks of its {about}, not its {what}")
+            raise ParleyError(f"peers: {who} sent its {about} instead of its {what}")
         return value
 
 
@@ -75,7 +75,9 @@ class Replay(Board):
     def share(self, what: str, value: Any, kind: Any) -> list[Any]:
         """What everybody said about it then."""
         if not self._log or self._log[0][0] != what:
-            raise ParleyError(f"peers: nobody has told what was said about {what} at the start")
+            raise ParleyError(
+                f"peers: no peer has passed on what was agreed about {what} at the start"
+            )
         answers = json.dumps(self._log.pop(0)[1])
         found: list[Any] = understood(answers, list[kind], "a peer", what)
         return [*found, value] if self._came_later and what in COMPARED else found

@@ -4,11 +4,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.peers import keys
 from parley.peers.file import Peers
-from parley.peers.join import checked, greeting, linked
+from parley.peers.join import checked, greeting, linked, own_key
 
 PARTING = 1.0
 """Seconds in which others may still read what this peer has said to them."""
@@ -36,11 +34,9 @@ def check(
 
     Whoever trains already, or looks as well, answers.
     """
+    peers.number(me)
     graph = checked(peers, experiment)
-    identity = keys.find(me, folder)
-    holder = peers.holder(keys.read_certificate(identity.certificate))
-    if holder != me:
-        raise BadValue("keys", str(identity.certificate), f"that of {me}", f"it is {holder}'s")
+    identity = own_key(peers, me, folder)
     others = [peers.names[n] for n in peers.active if peers.names[n] != me]
     with linked(identity, peers, greeting(experiment, graph), seconds, listen, True) as links:
         links.want(others)

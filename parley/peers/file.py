@@ -20,12 +20,22 @@ from typing import Any, Self
 from cryptography import x509
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from parley.errors import BadValue, first_error
+from parley.errors import BadValue
 from parley.experiment import read_file
 from parley.peers import keys
 
 FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^:\s\[\]]+)):(\d{1,5})")
+FIELDS = {
+    "experiment": "a path, such as experiment.toml",
+    "revision": "a whole number from 1",
+    "ca": "a path, such as consortium.crt",
+    "revoked": "a list of fingerprints",
+    "vacant": "a list of numbers, such as [4, 5]",
+    "peer": "two or more tables [[peer]]",
+    "signatures": "a table with the lines that parley peers sign has printed",
+}
+"""What each may be, for whoever has written something else."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -65,7 +75,7 @@ class Peers(BaseModel):
     @classmethod
     def read(cls, path: Path) -> Self:
         """From a file; paths in it are relative to the file."""
-        given = read_file(path)
+        given = read_file(path, "peers")
         for field in ("experiment", "ca"):
             if isinstance(given.get(field), str):
                 given[field] = str(path.parent / given[field])
@@ -81,7 +91,9 @@ class Peers(BaseModel):
             if len(where) > 2:  # a field of one peer
                 number, field = int(where[1]), str(where[2])
                 raise _wrong(given, number, field, str(error.errors()[0]["msg"])) from None
-            raise first_error(error, cls.model_fields) from None
+            field = str(where[0])
+            valid = FIELDS.get(field, f"{', '.join(cls.model_fields)}; nothing else")
+            raise BadValue(field, given.get(field), valid) from None
         made._check()
         return made
 

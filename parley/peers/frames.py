@@ -4,10 +4,13 @@ Nothing here opens a socket or asks for the time. A `Session` outlives the conne
 it: frames are numbered, kept until they are acknowledged, and sent again on the next connection.
 """
 
+import json
 import struct
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from parley.cluster.messages import printable
 
 HEADER = struct.Struct("<4sB3xQQQ")
 """Magic, kind, length, number, acknowledged: 32 bytes before every frame."""
@@ -151,3 +154,23 @@ class Flood:
         if len(self._order) > self.REMEMBERED:
             self._seen.discard(self._order.popleft())
         return True
+
+
+def parsed(body: Buffer) -> dict[str, Any]:
+    """The JSON object in a message from another peer; anything else is refused."""
+    try:
+        found = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise BadFrame("it sent something that is not JSON") from None
+    if not isinstance(found, dict):
+        raise BadFrame("it sent JSON that is not an object")
+    return found
+
+
+def shown(text: Any) -> str:
+    """Text from another peer as it may be printed: one short line without control characters.
+
+    >>> shown("ward-a\\x1b[2J")
+    'ward-a[2J'
+    """
+    return printable(str(text))[:80]

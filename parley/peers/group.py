@@ -40,7 +40,7 @@ def tree(size: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
             grown[here].append(other)
             grown[other].append(here)
     if len(seen) < size:
-        raise ParleyError("peers: the graph falls apart between peers")
+        raise ParleyError("peers: the peers are not all connected by the graph")
     return [sorted(neighbours) for neighbours in grown]
 
 

@@ -3,6 +3,7 @@
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, work
+from parley.compute import precision
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Topology
@@ -21,13 +23,18 @@ from parley.peers.links import Links
 from parley.peers.meeting import PeerMeeting, grouped
 from parley.peers.revisions import Revisions
 from parley.training.problem import device_of, topology_of
+from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of what peers say to each other; those of another number are refused."""
 LOOK = 1.0
 """Seconds between two looks at whether peers.toml has changed."""
+MEETINGS = 10
+"""How often peers that heal meet anew if one is lost before any of them has trained."""
+BETWEEN = 2.0
+"""Seconds before they do: all have noticed by then."""
 SWITCHING = 0.001
 """Seconds after which Python lets the thread that moves bytes have its turn: it needs little time,
 but often, and training waits for it."""
@@ -43,7 +50,7 @@ def checked(peers: Peers, experiment: Experiment, topology: Topology | None = No
         raise BadValue("vacant", list(peers.vacant), 'none, or on_failure = "heal"', because)
     if experiment.links:
         raise BadValue("links", experiment.links, "none", "the network between peers is real")
-    device_of(experiment.device)
+    precision.check_device(experiment.precision, device_of(experiment.device))
     graph = topology_of(experiment) if topology is None else topology
     _, pairs = grouped(peers, graph, peers.active)
     peers.check_links([(peers.active[i], peers.active[j]) for i, j in sorted(pairs)])
@@ -71,7 +78,9 @@ def judge(mine: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
 
     def judged(said: Mapping[str, Any]) -> str:
         if said.get("protocol") != mine["protocol"]:
-            return f"it speaks version {said.get('protocol')} of the protocol, not {PROTOCOL}"
+            return (
+                f"it speaks version {_brief(said.get('protocol'))} of the protocol, not {PROTOCOL}"
+            )
         theirs, ours = said.get("plan"), mine["plan"]
         if not isinstance(theirs, dict):
             return "it does not say what it wants to train"
@@ -114,30 +123,37 @@ def join(
     number = peers.number(me)
     experiment = experiment.replace(workers=len(peers.active))
     hello = greeting(experiment, graph)
-    identity = _own(peers, me, folder)
-    with linked(identity, peers, hello, experiment.patience, listen) as links:
-        meeting = PeerMeeting(
-            rank=number,
-            world=len(peers.names),
-            patience=experiment.patience,
-            heals=experiment.on_failure == "heal",
-            links=links,
-            revisions=revisions,
-            topology=graph,
-            out=out,
-        )
-        assignment = Assignment(
-            experiment, load, out, resume, watch, sorted(peers.peer[number].agents)
-        )
-        with watching(file if meeting.heals else None, meeting):
-            outcome = work(assignment, meeting)
-    assert outcome is not None
-    return outcome
+    identity = own_key(peers, me, folder)
+    assignment = Assignment(experiment, load, out, resume, watch, sorted(peers.peer[number].agents))
+    for attempt in range(MEETINGS):
+        with linked(identity, peers, hello, experiment.patience, listen) as links:
+            meeting = PeerMeeting(
+                rank=number,
+                world=len(peers.names),
+                patience=experiment.patience,
+                heals=experiment.on_failure == "heal",
+                links=links,
+                revisions=revisions,
+                topology=graph,
+                out=out,
+            )
+            try:
+                with watching(file if meeting.heals else None, meeting):
+                    outcome = work(assignment, meeting)
+                assert outcome is not None
+                return outcome
+            except WorkerLost as lost:
+                if not meeting.may_meet_again or attempt == MEETINGS - 1:
+                    raise
+                log.warning("%s; waiting for all peers again", lost)
+        time.sleep(BETWEEN)
+    raise AssertionError("it has returned or raised")
 
 
-def _own(peers: Peers, me: str, folder: Path) -> keys.Identity:
-    """This peer's key, if it is the one that the others know."""
+def own_key(peers: Peers, me: str, folder: Path) -> keys.Identity:
+    """This peer's key, if it is the one that the others know, and valid at the moment."""
     identity = keys.find(me, folder)
+    keys.check_current(identity.certificate)
     holder = peers.holder(keys.read_certificate(identity.certificate))
     if holder != me:
         raise BadValue("keys", str(identity.certificate), f"that of {me}", f"it is {holder}'s")
@@ -163,7 +179,7 @@ def watching(file: Path | None, meeting: PeerMeeting) -> Iterator[None]:
                     valid = f"{meeting.peers.revision + 1} or the file as it was"
                     raise BadValue("revision", found.revision, valid, "the file was changed")
             except ParleyError as error:
-                log.warning("peers: the new %s does not count: %s", path, error)
+                log.warning("peers: ignoring the new %s: %s", path, error)
 
     if file is None:
         yield

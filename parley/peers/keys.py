@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parley.errors import BadValue
+from parley.files import SMALL, Unreadable, read_bytes
 
 DAYS = 825
 """How long a certificate is valid unless somebody says otherwise."""
@@ -139,6 +140,17 @@ def read_certificate(path: Path, field: str = "keys") -> bytes:
     return found.public_bytes(serialization.Encoding.DER)
 
 
+def check_current(path: Path) -> None:
+    """Refuses a certificate that others would, since its time has not come or is over."""
+    found = x509.load_der_x509_certificate(read_certificate(path))
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    now = datetime.datetime.now(datetime.UTC)
+    if not begin <= now <= end:
+        valid = "a new one by parley keys, or this host's clock set right"
+        because = f"valid from {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and it is"
+        raise BadValue("keys", str(path), valid, f"{because} {now:%Y-%m-%d %H:%M}")
+
+
 def certificate_name(certificate: x509.Certificate) -> str:
     """Whom a certificate names; empty if that cannot be told."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -234,10 +246,10 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def _read(field: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
+        return read_bytes(path, SMALL)
+    except Unreadable as error:
         made = "parley keys new makes one" if field == "keys" else ""
-        because = "; ".join(filter(None, [error.strerror or str(error), made]))
+        because = "; ".join(filter(None, [str(error), made]))
         raise BadValue(field, str(path), "a file that can be read", because) from None
 
 

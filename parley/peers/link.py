@@ -22,6 +22,10 @@ class Link:
     """The last number that was acknowledged to it."""
     unsaid: int = 0
     """Bytes that have come since."""
+    flooded: int = 0
+    """Bytes for everyone that have come from it within a second."""
+    flooded_at: float = 0.0
+    """When that second began."""
     spoke: float = 0.0
     """When something was last sent to it."""
     wanted: bool = False
@@ -47,7 +51,7 @@ class Link:
         if self.restarted:
             return "it was started again"
         if self.left is not None:
-            return f"it has left: {self.left}" if self.left else "it has left"
+            return self.left or "it has left"
         if self.connection is None and now - max(self.since, began) > patience:
             why = f"no connection for {patience:g} seconds"
             return f"{why}: {self.trouble}" if self.trouble else why

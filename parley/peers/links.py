@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from parley.cluster.messages import printable
 from parley.errors import BadValue, ParleyError
 from parley.peers import keys
 from parley.peers.connection import Connection, Refused, Security
@@ -29,6 +30,8 @@ from parley.peers.frames import (
     Frame,
     Kept,
     Session,
+    parsed,
+    shown,
 )
 from parley.peers.link import Link
 from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox
@@ -51,6 +54,12 @@ CONTROL = 16 << 20
 """Bytes of the longest frame before the model is known."""
 WAITING = 64 << 20
 """Bytes from one peer that may wait in the mailbox; a peer that sends more has to wait itself."""
+FLOODING = 8 << 20
+"""Bytes for everyone that a peer may send in a second; whoever sends more has to wait as well."""
+EACH = 1024
+"""Bytes that a message for everyone costs, however short it is."""
+MOST_LIFE = 64
+"""Characters that name a peer's start."""
 
 Judge = Callable[[Mapping[str, Any]], str]
 """Says why a peer's hello is not acceptable; empty if it is."""
@@ -96,7 +105,8 @@ class Links:
         """Seconds for which a peer that is removed may still vote."""
         self.ended = -1
         """The newest generation of which others have said that it is over."""
-        self.bytes_sent = 0
+        self.last_words = ""
+        """Why this peer leaves, if the others are to know."""
         self._security = Security(identity, peers, keys.read_certificate(identity.certificate))
         self._flood = Flood()
         self._floods = 0
@@ -222,7 +232,7 @@ class Links:
         """Whether there is a link just now."""
         return self.links[name].connection is not None
 
-    def close(self, words: str = "") -> None:
+    def close(self) -> None:
         """Waits a little until everything has arrived, says goodbye and closes all."""
 
         def arrived() -> bool:
@@ -235,7 +245,7 @@ class Links:
         with self.changed:
             for link in self.links.values():
                 if link.connection is not None:
-                    said = json.dumps({"words": words[:2000]}).encode()
+                    said = json.dumps({"words": self.last_words}).encode()
                     frame = Frame(BYE, len(said), link.session.sent, link.session.received)
                     link.connection.put(frame, [said])
         self._board.end()
@@ -278,6 +288,9 @@ class Links:
                 self._board.drop(current, f"it was silent for {silence:g} seconds", True)
             elif link.told < link.session.received or now - link.spoke > BEAT:
                 self._acknowledge(link, now)
+            if current.paused and now - link.flooded_at > 1.0:
+                link.flooded = 0
+                self._pause(link)
         self.changed.notify_all()
 
     def _acknowledge(self, link: Link, now: float) -> None:
@@ -328,11 +341,11 @@ class Links:
             if frame.kind == HELLO:
                 if connection.ready:
                     raise BadFrame("it said hello twice")
-                self._on_hello(connection, link, _parsed(body))
+                self._on_hello(connection, link, parsed(body))
             elif link.connection is not connection:
                 pass  # another connection has taken its place
             elif frame.kind == BYE:
-                link.left = str(_parsed(body).get("words", ""))
+                link.left = printable(str(parsed(body).get("words", "")))
                 self.changed.notify_all()
             else:
                 link.session.acknowledge(frame.acknowledged)
@@ -344,8 +357,8 @@ class Links:
     def _on_hello(self, connection: Connection, link: Link, said: Mapping[str, Any]) -> None:
         if (said.get("from"), said.get("to")) != (link.name, self.me):
             raise Refused(
-                f"it has the certificate of {link.name} and says that it is {said.get('from')}, "
-                f"calling {said.get('to')}"
+                f"it has the certificate of {link.name} and says that it is "
+                f"{shown(said.get('from'))}, calling {shown(said.get('to'))}"
             )
         self.hellos[link.name] = said
         why = self.judge(said)
@@ -356,10 +369,13 @@ class Links:
         if why:
             raise Refused(why)
         if self.checking or said.get("checking"):
+            for other in list(self._board.connections):  # one look at a time is enough
+                if other.ready and other.name == link.name and other is not link.connection:
+                    self._board.drop(other, "")
             connection.ready = True  # both know what they wanted to know
             return
         life, yours, received = said.get("life"), said.get("yours"), said.get("received")
-        if not (isinstance(life, str) and life and isinstance(received, int)):
+        if not (isinstance(life, str) and 0 < len(life) <= MOST_LIFE and isinstance(received, int)):
             raise Refused("its hello is incomplete")
         old = link.connection
         if old is not None and old.ready and life == link.life:
@@ -416,6 +432,7 @@ class Links:
             raise BadFrame(f"a message on lane {lane}")
         if lane == FLOOD:
             self._on_flood(link.name, bytes(body[ENVELOPE.size :]))
+            self._slow_down(link, len(body), connection.heard)
             return
         if not self.mailbox.put(lane, generation, link.name, number, body[ENVELOPE.size :]):
             raise BadFrame(f"message {number} came twice")
@@ -423,10 +440,12 @@ class Links:
         self.changed.notify_all()
 
     def _on_flood(self, came_from: str, body: bytes) -> None:
-        said = _parsed(body)
+        said = parsed(body)
         origin, life, number = said.get("origin"), said.get("life"), said.get("number")
         if not (isinstance(origin, str) and isinstance(life, str) and isinstance(number, int)):
-            raise BadFrame("a message for everyone that is from nobody")
+            raise BadFrame("a message for everyone without a sender")
+        if not (keys.NAMES.fullmatch(origin) and len(life) <= MOST_LIFE and 0 < number < 1 << 63):
+            raise BadFrame("a message for everyone without a sender")
         if not self._flood.new(origin, life, number):
             return
         self._pass_on(body, came_from)
@@ -450,24 +469,21 @@ class Links:
         frame = Frame(DATA, kept.length(), kept.number, link.session.received)
         link.connection.put(frame, list(kept.parts))
         link.told, link.unsaid, link.spoke = link.session.received, 0, time.monotonic()
-        self.bytes_sent += frame.length
+
+    def _slow_down(self, link: Link, length: int, now: float) -> None:
+        """Counts what a peer says to everyone, which costs everyone something."""
+        if now - link.flooded_at > 1.0:
+            link.flooded, link.flooded_at = 0, now
+        link.flooded += length + EACH
+        if link.flooded > FLOODING and link.connection is not None:
+            self._pause(link)
 
     def _pause(self, link: Link) -> None:
         """Reads no more from a peer while too much of it waits; then goes on."""
         assert link.connection is not None
         was = link.connection.paused
         most = max(WAITING, 4 * self.limit)
-        link.connection.paused = self.mailbox.waiting(link.name) > most
+        waiting = self.mailbox.waiting(link.name)
+        link.connection.paused = waiting > most or link.flooded > FLOODING
         if was and not link.connection.paused:
             self._board.read_on(link.connection)
-
-
-def _parsed(body: Buffer) -> dict[str, Any]:
-    """JSON, and nothing else, and an object."""
-    try:
-        found = json.loads(bytes(body))
-    except (ValueError, RecursionError):
-        raise BadFrame("it sent something that is not JSON") from None
-    if not isinstance(found, dict):
-        raise BadFrame("it sent JSON that is not an object")
-    return found

@@ -11,6 +11,8 @@ ENVELOPE = struct.Struct("<B3xIQ")
 FLOOD, PARCEL, TREE = 0, 1, 2
 """Lanes: for everyone; messages between agents; what all peers do together."""
 LANES = (FLOOD, PARCEL, TREE)
+EACH = 512
+"""Bytes that a message takes here besides its own."""
 
 
 class Mailbox:
@@ -20,7 +22,7 @@ class Mailbox:
     >>> box.put(PARCEL, 0, "ward-a", 1, memoryview(b"hello"))
     True
     >>> box.waiting("ward-a"), bytes(box.take(PARCEL, 0, "ward-a", 1)), box.waiting("ward-a")
-    (5, b'hello', 0)
+    (517, b'hello', 0)
     """
 
     def __init__(self) -> None:
@@ -37,7 +39,7 @@ class Mailbox:
         if number in letters:
             return False
         letters[number] = body
-        self._bytes[sender] = self.waiting(sender) + len(body)
+        self._bytes[sender] = self.waiting(sender) + len(body) + EACH
         return True
 
     def take(self, lane: int, generation: int, sender: str, number: int) -> memoryview | None:
@@ -45,7 +47,7 @@ class Mailbox:
         letters = self._letters.get((lane, generation, sender), {})
         body = letters.pop(number, None)
         if body is not None:
-            self._bytes[sender] -= len(body)
+            self._bytes[sender] -= len(body) + EACH
         return body
 
     def waiting(self, sender: str) -> int:
@@ -64,4 +66,4 @@ class Mailbox:
     def _drop(self, keys: list[tuple[int, int, str]]) -> None:
         for key in keys:
             for body in self._letters.pop(key).values():
-                self._bytes[key[2]] -= len(body)
+                self._bytes[key[2]] -= len(body) + EACH

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from parley.cluster.heal import without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
@@ -17,7 +19,7 @@ from parley.cluster.noticeboard import (
     unexpected,
     written_failure,
 )
-from parley.errors import ParleyError
+from parley.errors import NotWritten, ParleyError
 from parley.graphs import Topology
 from parley.peers.board import PeerBoard, Replay
 from parley.peers.file import Peers
@@ -26,12 +28,14 @@ from parley.peers.links import Links
 from parley.peers.membership import PeerMembership, asked_words
 from parley.peers.revisions import Revisions
 from parley.peers.transport import PeerTransport
+from parley.peers.views import MEMORY
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
 from parley.wire.transport import GATHERED_BYTES, Transport, WorkerLost
 
 log = logging.getLogger(__name__)
 
+Memory = Annotated[str, Field(pattern=f"^{MEMORY.pattern}$")]
 LOBBY = 0
 """The generation of links in which peers speak before they train; that of a roster is one more."""
 
@@ -65,6 +69,8 @@ class _Now:
 
     group: Group | None = None
     membership: PeerMembership | None = None
+    alone: bool = False
+    """Whether this peer has waited in vain for the links of the start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,11 @@ class PeerMeeting(Gathering):
     def peers(self) -> Peers:
         """The newest revision of ``peers.toml`` that is known here."""
         return self.revisions.newest
+
+    @property
+    def may_meet_again(self) -> bool:
+        """Whether a peer that is lost now was there before, and nobody has trained yet."""
+        return self.heals and not self.now.alone and self.now.group is None
 
     @property
     def everyone(self) -> Roster:
@@ -115,7 +126,7 @@ class PeerMeeting(Gathering):
             revision = membership.views.views[roster.generation].revision
         found = self.revisions.at(revision)
         if found is None:
-            raise ParleyError(f"peers: nobody has told what revision {revision} of peers.toml says")
+            raise ParleyError(f"peers: no peer has passed on revision {revision} of peers.toml")
         return found
 
     def label(self, worker: int) -> int | str:
@@ -143,6 +154,9 @@ class PeerMeeting(Gathering):
             if membership.came_back:
                 membership.views.forget()
         if not membership.came_back:
+            # Not among the words that are passed on: whoever comes later learns of views instead.
+            board = PeerBoard(group, self.patience)
+            membership.views.meet(board.share("memory", membership.views.memory, Memory))
             membership.words.append(("peers", list(names)))
             return PeerBoard(group, self.patience, note=lambda *said: membership.words.append(said))
         self.links.want(list(self.links.links))
@@ -160,6 +174,7 @@ class PeerMeeting(Gathering):
 
         if links.until(ready, self.patience):
             return
+        self.now.alone = True
         missing = [name for name in names if not links.connected(name)]
         troubles = {name: links.links[name].trouble or "it did not call" for name in missing}
         why = "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())
@@ -201,13 +216,21 @@ class PeerMeeting(Gathering):
 
     def _hear(self, origin: str, said: Any) -> None:
         """Another peer has said something to everyone; called by the thread of the links."""
+        try:
+            self._on_said(origin, said)
+        except NotWritten as error:
+            self.links.fail(error)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+            # Whoever passed it on need not be the one who made it up: no link is cut for it.
+            log.warning("peers: %s sent a message that cannot be read", origin)
+
+    def _on_said(self, origin: str, said: Any) -> None:
         kind = said.get("kind") if isinstance(said, dict) else None
         membership = self.now.membership
         if kind == "failure":
-            try:
-                error = read_failure(str(said["note"]))
-            except (KeyError, ValueError, TypeError):
-                return
+            error = read_failure(str(said["note"]))
+            if self.heals and self.now.group is not None and isinstance(error, WorkerLost):
+                return  # whoever says so has never trained, and the others go on without it
             self.links.fail(error.saying(f"{error} (reported by {origin})"))
         elif membership is None:
             return
@@ -215,7 +238,7 @@ class PeerMeeting(Gathering):
             self._take_revisions(origin, said.get("tables"))
         elif kind == "view" and origin in self.peers.names:
             membership.hear(self.peers.number(origin), said.get("said"))
-        elif kind == "words?" and self.now.group is not None:
+        elif kind == "words?" and (self.now.group is not None or membership.came_back):
             self.links.flood({"kind": "words", "to": origin, "words": membership.words})
         elif kind == "words" and said.get("to") == self.links.me and not membership.words:
             membership.words = [(str(what), answers) for what, answers in said["words"]]
@@ -232,9 +255,7 @@ class PeerMeeting(Gathering):
             for new in self.revisions.later(tables):
                 self.revise(new)
         except ParleyError as error:
-            log.warning(
-                "peers: a revision of peers.toml that %s has is not taken: %s", origin, error
-            )
+            log.warning("peers: ignoring a revision of peers.toml from %s: %s", origin, error)
 
     def revise(self, new: Peers) -> None:
         """From now on the next revision counts, if it is signed as it must be; tells the others."""
@@ -262,12 +283,17 @@ class PeerMeeting(Gathering):
         except RejoinRequest:
             raise
         except WorkerLost as lost:
+            if not final and lost.workers:
+                log.info("%s", lost)
             if not final or lost is self.links.failure:
                 raise
             raise self._tell(self._explained(lost)) from None
         except ParleyError as error:
             if isinstance(error, Suspicious) and error.drop and not final:
                 raise  # the others go on without the peer in question
+            if isinstance(error, NotWritten) and not final:
+                self.links.last_words = "it cannot write to its disk"
+                raise  # or without this one
             if error is not self.links.failure:
                 self._tell(error)
             raise
@@ -287,4 +313,6 @@ class PeerMeeting(Gathering):
         hosted = [self.peers.peer[worker] for worker in lost.workers]
         agents = "; ".join(listed(peer.agents) for peer in hosted)
         then = 'start all peers again with --resume, or set on_failure = "heal"'
+        if self.heals:
+            then = "training had not begun"
         return lost.saying(f"{lost}, with {agents}; {then}" if agents else f"{lost}; {then}")

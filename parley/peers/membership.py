@@ -2,23 +2,25 @@
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from parley.cluster.join import Roster
-from parley.errors import ParleyError
-from parley.files import write_atomically
+from parley.errors import NotWritten, ParleyError
+from parley.files import parse_json, read_text, write_atomically
 from parley.peers.file import Peers
 from parley.peers.links import PARTING, Links
 from parley.peers.views import Message, View, Views
-from parley.store.folder import EXPERIMENT
+from parley.store.folder import MEMBERSHIP, SUMMARY
 
 log = logging.getLogger(__name__)
 
-KEPT = "membership.json"
-"""In the run's folder: what this peer has promised, and what was said at the start."""
+LINGERING = 10.0
+"""Seconds for which those who have ended still answer somebody who has not."""
 PAUSE = 0.05
 """Seconds between two looks at what is due."""
 
@@ -38,14 +40,18 @@ class PeerMembership:
         self.words: Words = []
         self.over = False
         """Whether the run has ended."""
-        self._path = out / KEPT if out else None
+        self._path = out / MEMBERSHIP if out else None
+        """Where this peer keeps what it has promised, and what was said at the start."""
         kept = self._read()
         self.came_back = kept is not None
         """Whether this peer has taken part before."""
+        self._may_vote = self.came_back
+        """Before all have met, the folder is not yet this run's, so nothing could be kept."""
         if kept is not None:
             self.words = [(what, answers) for what, answers in kept["words"]]
         first = View(peers.active, peers.revision)
-        self.views = Views(rank, first, patience, self._keep, kept)
+        memory = secrets.token_hex(8)
+        self.views = Views(rank, first, patience, memory, self._keep, kept)
         self.joined = self.views.number if kept else -1
         """The newest view in which this peer has trained, or may have before it was started."""
 
@@ -53,27 +59,32 @@ class PeerMembership:
         if self._path is None or not self._path.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
-            Views(0, View(()), 1.0, kept=found)
+            found: dict[str, Any] = parse_json(read_text(self._path))
+            Views(0, View(()), 1.0, "0", kept=found)
             return found
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ParleyError(
-                f"peers: {self._path} is damaged; remove it if no other peer trains any more"
+                f"peers: {self._path} is damaged; remove it if no other peer is still training"
             ) from None
 
     def _keep(self, state: Message) -> None:
-        # A folder without an experiment is not yet a run's, and nobody can have promised anything.
-        if self._path is not None and (self._path.parent / EXPERIMENT).is_file():
-            write_atomically(self._path, json.dumps({**state, "words": self.words}) + "\n")
+        """Whoever cannot write down what it has voted must not vote, and ends."""
+        if self._path is not None:
+            try:
+                write_atomically(self._path, json.dumps({**state, "words": self.words}) + "\n")
+            except OSError as error:
+                raise NotWritten(f"peers: {self._path} cannot be written ({error})") from None
 
     def hear(self, sender: int, said: Any) -> None:
         """Another peer has said something about views; called by the thread of the links."""
-        try:
-            answers = self.views.hear(time.monotonic(), sender, said)
-            leaves = said["kind"] == "enter" and said["left"] and said["next"] == self.joined + 1
-        except (KeyError, TypeError, ValueError, AttributeError):
-            log.debug("a message about views that cannot be understood: %r", said)
-            return
+        if not self._may_vote:
+            return  # it will be said again
+        if said["kind"] == "decided":
+            named = {int(peer) for members, *_ in said["views"] for peer in members}
+            if not named <= set(range(len(self.links.peers.names))):
+                raise ValueError("a view of peers that do not exist")
+        answers = self.views.hear(time.monotonic(), sender, said)
+        leaves = said["kind"] == "enter" and said["left"] and said["next"] == self.joined + 1
         for answer in answers:
             self._say(answer)
         known = 0 <= self.joined <= self.views.number
@@ -93,8 +104,15 @@ class PeerMembership:
         return self.came_back
 
     def done(self) -> None:
-        """Tells peers that come later that the run has ended."""
-        self.links.flood({"kind": "done"})
+        """Tells peers that are away that the run has ended, if they come back soon."""
+        links = self.links
+        with links.changed:
+            links.hello["over"] = True
+            away = [n for n in links.peers.active if n not in self.views.members]
+            names = [links.peers.names[n] for n in away]
+        links.flood({"kind": "done"})
+        with suppress(ParleyError):
+            links.until(lambda: all(map(links.connected, names)), min(links.patience, LINGERING))
 
     def drop(self, worker: int, why: str) -> None:
         """The others go on without a peer that one of them has caught."""
@@ -120,27 +138,30 @@ class PeerMembership:
 
         Peers that are cut off from the majority wait here, with their models as they are.
         """
-        if self.joined < 0 and not self.came_back:
-            self.joined = 0  # the first view is everyone
-            self._keep(self.views.state())
-            return Roster(0, self.views.members)
         links = self.links
+        with links.changed:
+            self._may_vote = True
+            if self.joined < 0 and not self.came_back:
+                self.joined = 0  # the first view is everyone
+                self._keep(self.views.state())
+                return Roster(0, self.views.members)
         links.want(list(links.links))
         lost = [links.peers.number(link.name) for link in links.links.values() if link.given_up]
         with links.changed:
-            before = self.rank in self.views.members and self.joined == self.views.number
+            before = self.views.inside and self.joined == self.views.number
             self.views.enter(time.monotonic(), left or before, lost)
-        told, began = False, time.monotonic()
+        began = tell_again = time.monotonic()
         while True:
             with links.changed:
                 if links.failure is not None:
                     raise links.failure
-                if self.over:
+                if self.over or any(said.get("over") for said in links.hellos.values()):
                     raise ParleyError("peers: the run has ended without this peer")
                 self._check_dropped()
                 self._check_removed(time.monotonic() - began)
+                self._check_over(time.monotonic() - began)
                 number, members = self.views.number, self.views.members
-                if number > self.joined and self.rank in members:
+                if number > self.joined and self.views.inside:
                     self.joined = number
                     unwelcome = self.views.unwelcome()
                     if not unwelcome:
@@ -150,10 +171,32 @@ class PeerMembership:
                 messages = self.views.tick(time.monotonic())
             for message in messages:
                 self._say(message)
-            if not told:
-                told = True
-                log.info("waiting for the peers that go on together")
+            if time.monotonic() >= tell_again:
+                tell_again = time.monotonic() + max(links.patience, 60.0)
+                trouble = self.unreached() + self._forgotten()
+                log.info("waiting for the peers that continue%s", trouble)
             time.sleep(PAUSE)
+
+    def unreached(self) -> str:
+        """Who cannot be reached just now, and why, as far as that is known."""
+        links, active = self.links, set(self.links.peers.active)
+        with links.changed:
+            away = {
+                link.name: link.trouble or "it did not call"
+                for link in links.links.values()
+                if link.connection is None and links.peers.number(link.name) in active
+            }
+        return "".join(f"; no link to {name}: {trouble}" for name, trouble in away.items())
+
+    def _forgotten(self) -> str:
+        """Who has no vote any more, and what to do if too few have one."""
+        with self.links.changed:
+            names = [self.links.peers.names[n] for n in self.views.forgetful()]
+            stuck = self.views.stuck()
+        said = f"; {', '.join(names)} came back without membership.json and cannot vote yet"
+        remedy = "stop all peers, remove membership.json at each, and start all with --resume"
+        said += f", too few can: {remedy}" if stuck else ""
+        return said if names else ""
 
     def _check_removed(self, waited: float) -> None:
         """Ends here if a revision removes this peer and its vote is no longer needed."""
@@ -164,15 +207,25 @@ class PeerMembership:
                 f"peers: revision {peers.revision} of peers.toml removes {self.links.me}"
             )
 
+    def _check_over(self, waited: float) -> None:
+        """Ends here if the run has been trained to its end and nobody is left to say so."""
+        alone = all(link.connection is None for link in self.links.links.values())
+        if self._path is None or not alone or waited <= self.links.patience:
+            return
+        if (self._path.with_name(SUMMARY)).is_file():
+            raise ParleyError(
+                f"peers: the run in {self._path.parent} is complete: nothing is left to train"
+            )
+
     def _check_dropped(self) -> None:
-        """Ends here if the others go on without this peer, or if too few would be left."""
+        """Ends here if the others continue without this peer, or if too few would be left."""
         dropped, members = self.views.dropped, self.views.members
         if self.rank in dropped:
-            raise ParleyError(f"peers: the others go on without this peer: {dropped[self.rank]}")
+            raise ParleyError(f"peers: the others continue without this peer: {dropped[self.rank]}")
         accused = [peer for peer in members if peer in dropped]
         if accused and 2 * (len(members) - len(accused)) <= len(members):
             why = "; ".join(dropped[peer] for peer in accused)
-            raise ParleyError(f"peers: too few are left to go on: {why}")
+            raise ParleyError(f"peers: too few peers are left to continue: {why}")
 
 
 def asked_words(links: Links, membership: PeerMembership, seconds: float) -> Words:
@@ -181,7 +234,8 @@ def asked_words(links: Links, membership: PeerMembership, seconds: float) -> Wor
     while not membership.words:
         if time.monotonic() > deadline:
             raise ParleyError(
-                f"peers: nobody has told within {seconds:g} seconds what was said at the start"
+                f"peers: no peer has passed on what was agreed at the start in {seconds:g} s"
+                f"{membership.unreached()}"
             )
         links.flood({"kind": "words?"})
         heard: Callable[[], bool] = lambda: bool(membership.words)  # noqa: E731

@@ -2,13 +2,15 @@
 
 The file that a peer is started with counts as it is. One that comes later, while others train, has
 to be the next revision and must be signed: by the authority if there is one, otherwise by more than
-half of the peers of the revision before it. Numbers of peers never change: newcomers are appended,
-and whoever leaves stays in the list as ``removed``.
+half of the peers of the revision before it. A signature holds for one experiment. Numbers of peers
+never change: newcomers are appended, and whoever leaves stays in the list as ``removed``.
 """
 
 import base64
 import binascii
+import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,44 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from parley.cluster import handshake
 from parley.errors import BadValue, ParleyError
-from parley.files import write_atomically
+from parley.experiment import Experiment, read_file
+from parley.files import parse_json, read_text, write_atomically
 from parley.peers import keys
 from parley.peers.file import Peers
+from parley.store.folder import REVISIONS
+from parley.training.problem import topology_of
 
-KEPT = "revisions.json"
-"""In the run's folder: the revisions that this peer knows, once there is more than one."""
-PURPOSE = b"parley: a revision of peers.toml\n"
+PURPOSE = b"parley: a revision of peers.toml"
 """Signed as well, so that a signature can serve for nothing else."""
+MOST = 100
+"""Revisions that are taken from another peer at once."""
 AUTHORITY = "ca"
 """Under which name an authority signs."""
 
 
+@cache
+def experiment_digest(path: str) -> str:
+    """Of what an experiment says, wherever its files lie; as it was when it was first asked for."""
+    table = read_file(Path(path))
+    # A program may give these itself; then the file does not name them.
+    own = "own" in (table.get("task"), table.get("loss"))
+    given = ["metrics", "loss"] if own else ["metrics"]
+    experiment = Experiment.of(**{**table, "from_python": given})
+    said = handshake.plan(experiment, topology_of(experiment))
+    del said["version"]  # the same for all who train, not for whoever signs
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _subject(peers: Peers) -> bytes:
+    """What is signed: a revision of one experiment's peers counts for no other experiment."""
+    return b"\n".join((PURPOSE, experiment_digest(peers.experiment).encode(), peers.content()))
+
+
 def signed(peers: Peers, certificate: Path, key: Path) -> str:
     """A signature as it stands in the file: the certificate, a dot, and what its key has signed."""
-    made = keys.read_key(key).sign(PURPOSE + peers.content(), ec.ECDSA(hashes.SHA256()))
+    made = keys.read_key(key).sign(_subject(peers), ec.ECDSA(hashes.SHA256()))
     shown = keys.read_certificate(certificate)
     return ".".join(base64.b64encode(part).decode() for part in (shown, made))
 
@@ -44,7 +68,7 @@ def signer(peers: Peers, signature: str) -> bytes | None:
         public = x509.load_der_x509_certificate(shown).public_key()
         if not isinstance(public, ec.EllipticCurvePublicKey):
             return None
-        public.verify(made, PURPOSE + peers.content(), ec.ECDSA(hashes.SHA256()))
+        public.verify(made, _subject(peers), ec.ECDSA(hashes.SHA256()))
     except (ValueError, binascii.Error, InvalidSignature):
         return None
     return shown
@@ -88,6 +112,8 @@ def _check_majority(old: Peers, new: Peers) -> None:
     known = {old.peer[n].key: old.peer[n].name for n in old.active}
     agreed = set()
     for name, signature in sorted(new.signatures.items()):
+        if name not in known.values():
+            continue
         certificate = signer(new, signature)
         mark = keys.fingerprint(certificate) if certificate else ""
         if known.get(mark) == name and mark not in old.revoked:
@@ -98,8 +124,18 @@ def _check_majority(old: Peers, new: Peers) -> None:
         because = f"only {', '.join(sorted(agreed))}" if agreed else "none of them"
         raise BadValue(
             "signatures", ", ".join(sorted(new.signatures)) or None,
-            f"those of at least {needed} of {names}", f"{because} signed what it says",
+            f"those of at least {needed} of {names}",
+            f"{because} signed what it says, for this experiment",
         )  # fmt: skip
+
+
+def _number(table: dict[str, Any]) -> int:
+    found = table.get("revision")
+    return found if isinstance(found, int) else 0
+
+
+def _table(peers: Peers) -> dict[str, Any]:
+    return peers.model_dump(mode="json", exclude={"experiment", "ca"})
 
 
 def _shown(peers: Peers, name: str) -> str | None:
@@ -111,14 +147,15 @@ class Revisions:
 
     def __init__(self, first: Peers, folder: Path | None = None) -> None:
         """`folder` is the run's, if this peer may have been there before."""
-        self._path = folder / KEPT if folder else None
+        self._path = folder / REVISIONS if folder else None
         self.known = [first]
+        experiment_digest(first.experiment)  # the file may be changed for a later run
         if self._path is not None and self._path.is_file():
             self._go_on(first, self._path)
 
     def _go_on(self, given: Peers, path: Path) -> None:
         try:
-            tables = json.loads(path.read_text(encoding="utf-8"))
+            tables = parse_json(read_text(path))
             self.known = [self._made(table, given) for table in tables]
         except (ValueError, TypeError, KeyError, IndexError):
             raise ParleyError(f"peers: {path} is damaged") from None
@@ -141,20 +178,24 @@ class Revisions:
     def add(self, new: Peers) -> None:
         """Takes the next revision; an error that says why if it cannot be it."""
         check_next(self.newest, new)
-        self.known.append(new)
         if self._path is not None and self._path.parent.is_dir():
-            write_atomically(self._path, json.dumps(self.tables()) + "\n")
+            try:
+                write_atomically(self._path, json.dumps([*self.tables(), _table(new)]) + "\n")
+            except OSError as error:
+                raise ParleyError(f"peers: {self._path} cannot be written ({error})") from None
+        self.known.append(new)
 
     def tables(self) -> list[dict[str, Any]]:
         """All of them, for others, who have their own paths."""
-        return [one.model_dump(mode="json", exclude={"experiment", "ca"}) for one in self.known]
+        return [_table(one) for one in self.known]
 
     def later(self, tables: Any) -> list[Peers]:
         """What another peer tells: those that come after the newest here."""
         if not isinstance(tables, list):
             raise BadValue("revisions", type(tables).__name__, "a list")
-        made = [self._made(table, self.newest) for table in tables if isinstance(table, dict)]
-        return [one for one in made if one.revision > self.newest.revision]
+        newest = self.newest.revision
+        unknown = [t for t in tables if isinstance(t, dict) and _number(t) > newest]
+        return [self._made(table, self.newest) for table in unknown[:MOST]]
 
     @staticmethod
     def _made(table: dict[str, Any], like: Peers) -> Peers:

@@ -5,6 +5,7 @@ frame, of connections that have ended, and of the time.
 """
 
 import logging
+import re
 import selectors
 import socket
 import ssl
@@ -26,6 +27,9 @@ SHAKING_HANDS = 10.0
 """Seconds in which a connection has to prove who it is."""
 TICK = 0.05
 """Seconds between two looks at what is due."""
+NUMBER = re.compile(r"\d+")
+UNTIMELY = (9, 10)
+"""What OpenSSL says of certificates that are not yet valid, and of those that no longer are."""
 AGAIN = 60.0
 """Seconds for which the same complaint about the same address is not repeated."""
 
@@ -174,7 +178,7 @@ class Switchboard:
                 first = next(c for c, h in zip(half_open, hosts, strict=True) if h == crowd)
                 self._complain(crowd, "it opens connections and says nothing")
                 self.drop(first, "")
-            self._adopt(sock, f"{where[0]}:{where[1]}", None, now)
+            self._adopt(sock, f"{where[0].removeprefix('::ffff:')}:{where[1]}", None, now)
 
     def _adopt(self, sock: socket.socket, where: str, dialled: str | None, now: float) -> None:
         sock.setblocking(False)
@@ -249,7 +253,7 @@ class Switchboard:
             return
         name = connection.name or connection.dialled
         if connection.ready:
-            log.warning("peers: the connection with %s was cut: %s", name, why)
+            self._complain(f"the connection with {name}", why, "was cut")
             return
         host = connection.where.rpartition(":")[0]
         claim = f"{name} at {connection.where}" if connection.dialled else host
@@ -258,15 +262,16 @@ class Switchboard:
             claim = f"{host} ({said})"
         self._complain(claim, why)
 
-    def _complain(self, who: str, why: str) -> None:
+    def _complain(self, who: str, why: str, what: str = "is not let in") -> None:
         """One line on who was not let in, now and then."""
         now = time.monotonic()
-        if now - self._complaints.get((who, why), -AGAIN) < AGAIN:
+        kind = NUMBER.sub("N", why)  # the next time it may be another frame
+        if now - self._complaints.get((who, kind), -AGAIN) < AGAIN:
             return
         if len(self._complaints) > 1000:
             self._complaints.clear()
-        self._complaints[who, why] = now
-        log.warning("peers: %s is not let in: %s", who, why)
+        self._complaints[who, kind] = now
+        log.warning("peers: %s %s: %s", who, what, why)
 
     # --- dialling ------------------------------------------------------------------------------
 
@@ -307,8 +312,7 @@ class Switchboard:
 def listening_socket(where: tuple[str, int]) -> socket.socket:
     """A socket that awaits others there."""
     try:
-        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
-        made = socket.create_server(where, family=family, backlog=512)
+        made = _bound(where)
     except OSError as error:
         reason = error.strerror or str(error)
         shown = f"{where[0] or '0.0.0.0'}:{where[1]}"
@@ -319,12 +323,26 @@ def listening_socket(where: tuple[str, int]) -> socket.socket:
     return made
 
 
+def _bound(where: tuple[str, int]) -> socket.socket:
+    if not where[0] and socket.has_dualstack_ipv6():
+        # At every address of this host, of either kind; some hosts have the one kind only.
+        with suppress(OSError):
+            return socket.create_server(
+                where, family=socket.AF_INET6, backlog=512, dualstack_ipv6=True
+            )
+    family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+    return socket.create_server(where, family=family, backlog=512)
+
+
 def in_words(error: Exception) -> str:
     """Why a connection ends, for a line that a user reads."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate does not hold: {error.verify_message}"
+        clock = ", by the clock of this host" if error.verify_code in UNTIMELY else ""
+        return f"its certificate does not hold: {error.verify_message}{clock}"
     if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {(error.reason or str(error)).lower().replace('_', ' ')}"
+        reason = (error.reason or str(error)).lower().replace("_", " ")
+        _, alert, told = reason.partition(" alert ")
+        return f"it has turned this peer away: {told}" if alert else f"TLS failed: {reason}"
     if isinstance(error, OSError):
         return (error.strerror or str(error)).lower()
     return str(error)

@@ -61,14 +61,15 @@ class PeerTransport(Spread):
         other.sent = self.sent
         return other
 
-    def _name(self, worker: int) -> str:
+    def worker_name(self, worker: int) -> str:
+        """A peer's own name."""
         return self.group.names[worker]
 
     def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> list[Request]:
         for worker, part in route.to:
             self.group.send(worker, [_bytes(outbox_RB[part])])
         return [
-            _Parcel(self._name(worker), self.group.expect(worker), inbox_RB[part])
+            _Parcel(self.worker_name(worker), self.group.expect(worker), inbox_RB[part])
             for worker, part in route.of
         ]
 
@@ -101,7 +102,7 @@ class PeerTransport(Spread):
         """Numbers of another peer, of the kind and number that this one has as well."""
         if len(said) != like.numel() * like.element_size():
             raise ParleyError(
-                f"peers: {self._name(worker)} sent {len(said)} bytes of numbers, "
+                f"peers: {self.worker_name(worker)} sent {len(said)} bytes of numbers, "
                 f"{like.numel() * like.element_size()} were expected"
             )
         raw = torch.from_numpy(np.frombuffer(said, np.uint8).copy())

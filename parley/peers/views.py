@@ -7,13 +7,21 @@ view before it, so there are never two different views of one number, whoever di
 view also says which revision of ``peers.toml`` it goes by. Revisions never change who decides on
 the next view, or two majorities that have nobody in common might.
 
+A peer that has lost its disk may have voted and not know it. Its memory therefore has a name, which
+is new when the memory is, and a view says whose memory it counts on: nobody else's votes on the
+next one. A view with the new name is decided after the old memory was lost, so that what the peer
+has forgotten can only be about that view or earlier ones, on which it does not vote again.
+
     outside ──enters──▶ waiting ──view──▶ training ──end──▶ done
                            ▲                  │
                            └──somebody is lost, or somebody waits outside
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from parley.cluster.messages import printable
 
 Message = dict[str, Any]
 Ballot = tuple[int, int]
@@ -26,6 +34,8 @@ FRESH = 6 * BEAT
 TURN = 1.0
 """Seconds after which another may propose, if the first has not succeeded."""
 NONE: Ballot = (0, -1)
+MEMORY = re.compile("[0-9a-f]{1,32}")
+"""The name of a memory."""
 
 
 class View(NamedTuple):
@@ -33,6 +43,17 @@ class View(NamedTuple):
 
     members: tuple[int, ...]
     revision: int = 1
+    memories: tuple[str, ...] = ()
+    """The name of each member's memory."""
+
+
+class Heard(NamedTuple):
+    """What a peer that wants to be in the next view has said last."""
+
+    when: float
+    lost: frozenset[int]
+    """Whom it misses."""
+    memory: str
 
 
 class Views:
@@ -43,12 +64,14 @@ class Views:
         me: int,
         first: View,
         patience: float,
+        memory: str,
         keep: Callable[[Message], None] = lambda state: None,
         kept: Mapping[str, Any] | None = None,
     ) -> None:
-        """`first` is everyone; `kept` what was last handed to `keep`, where this peer has been here
-        before."""
+        """`first` is everyone; `memory` names what is remembered here, and is new where nothing is;
+        `kept` is what was last handed to `keep`, where this peer has been here before."""
         self.me = me
+        self.memory = memory
         self.patience = patience
         self.fresh = max(FRESH, patience / 2)
         self.views: list[View] = [first]
@@ -64,15 +87,18 @@ class Views:
         self._entered_at: float | None = None
         self._left = False
         self._lost: set[int] = set()
-        self._heard: dict[int, tuple[float, frozenset[int]]] = {}
-        """Who wants to be in the next view: when that was last heard, and whom they miss."""
+        self._heard: dict[int, Heard] = {}
+        """Who wants to be in the next view."""
         self._said = self._proposed = float("-inf")
         self._ballot: Ballot = NONE
         self._promises: dict[int, tuple[Ballot, View] | None] = {}
         self._wish = View(())
         self._value: View | None = None
         self._acceptances: set[int] = set()
+        self._needed = 0
+        """How many have to vote for the view that is proposed here."""
         if kept is not None:
+            self.memory = _memory(kept["memory"])
             self.views = [_view(view) for view in kept["views"]]
             self.dropped = {int(peer): str(why) for peer, why in kept["dropped"].items()}
             self._promised = _ballot(kept["promised"])
@@ -89,6 +115,20 @@ class Views:
     def members(self) -> tuple[int, ...]:
         """Those of the newest view."""
         return self.views[-1].members
+
+    @property
+    def inside(self) -> bool:
+        """Whether this peer is in the newest view, which counts on its memory."""
+        return self.me in self.members and self._remembers(self.me, self.memory)
+
+    def _remembers(self, member: int, memory: str) -> bool:
+        view = self.views[-1]
+        return dict(zip(view.members, view.memories, strict=False)).get(member) == memory
+
+    def meet(self, memories: Sequence[str]) -> None:
+        """Everyone has come together: the first view counts on these memories."""
+        [first] = self.views
+        self.views = [first._replace(memories=tuple(memories))]
 
     def forget(self) -> None:
         """Others have begun already, and this peer does not know with whom."""
@@ -124,8 +164,9 @@ class Views:
         self._entered_at = None
 
     def outside(self, now: float) -> list[int]:
-        """Who waits to be let in."""
-        return [peer for peer in self._wanting(now) if peer not in self.members]
+        """Who waits to be let in, for the first time or with a new memory."""
+        wanting = self._wanting(now)
+        return [peer for peer in wanting if not self._remembers(peer, self._heard[peer].memory)]
 
     def tick(self, now: float) -> list[Message]:
         """What is due: to be called every now and then while this peer waits."""
@@ -134,8 +175,9 @@ class Views:
         said: list[Message] = []
         if now - self._said >= BEAT:
             self._said = now
-            self._heard[self.me] = now, frozenset(self._lost)
-            said.append(self._message("enter", left=self._left, lost=sorted(self._lost)))
+            self._heard[self.me] = Heard(now, frozenset(self._lost), self.memory)
+            wish = {"left": self._left, "lost": sorted(self._lost), "memory": self.memory}
+            said.append(self._message("enter", **wish))
             said += [self._dropped()] if self.dropped else []
         if (wanted := self._due(now)) is not None:
             place = wanted.members.index(self.me) if self.me in wanted.members else 0
@@ -150,19 +192,20 @@ class Views:
         return now - self._entered_at >= TURN * place / 2
 
     def _wanting(self, now: float) -> list[int]:
-        fresh = (peer for peer, (when, _) in self._heard.items() if now - when <= self.fresh)
+        fresh = (peer for peer, said in self._heard.items() if now - said.when <= self.fresh)
         return sorted(peer for peer in fresh if self._welcome(peer))
 
     def _due(self, now: float) -> View | None:
         """Whom the next view should have, if it is time to propose it."""
         assert self._entered_at is not None
-        if not self._left or self.me not in self.members:
+        if not self._left or not self.inside:
             return None
         wanted = self._wanting(now)
         missing = set(self.members) - set(wanted) - set(self.unwelcome())
-        given_up = set().union(*(self._heard[peer][1] for peer in wanted))
+        given_up = set().union(*(self._heard[peer].lost for peer in wanted))
         waited = now - self._entered_at > self.patience
-        view = View(tuple(wanted), self.revision)
+        memories = tuple(self._heard[peer].memory for peer in wanted)
+        view = View(tuple(wanted), self.revision, memories)
         return None if (missing - given_up and not waited) or not self._large(view) else view
 
     def _large(self, view: View) -> bool:
@@ -172,8 +215,23 @@ class Views:
             may &= self.allowed
         return 2 * len(may & set(view.members)) > len(may)
 
-    def _majority(self, peers: Iterable[int]) -> bool:
-        return 2 * len(set(peers) & set(self.members)) > len(self.members)
+    def _majority(self) -> int:
+        """How many members are enough: more than half.
+
+        Where somebody has forgotten its votes, and so has none, half of an even number are: those
+        who vote from now on are fewer than all, so that two halves of them still have somebody in
+        common. Of two peers, one can go on with the other that has lost its disk.
+        """
+        return (len(self.members) + (1 if self.forgetful() else 2)) // 2
+
+    def forgetful(self) -> list[int]:
+        """Members that have come back without their memory, and cannot vote on the next view."""
+        heard = [(peer, self._heard[peer].memory) for peer in self.members if peer in self._heard]
+        return [peer for peer, memory in heard if not self._remembers(peer, memory)]
+
+    def stuck(self) -> bool:
+        """Whether too few members are left that can vote."""
+        return len(self.members) - len(self.forgetful()) < self._majority()
 
     # --- Paxos, once for every number --------------------------------------------------------
 
@@ -186,7 +244,7 @@ class Views:
         if said["kind"] == "dropped":
             if self._welcome(sender):
                 for peer, why in said["dropped"].items():
-                    self.dropped.setdefault(int(peer), str(why))
+                    self.dropped.setdefault(int(peer), printable(str(why)))
                 self._remember()
             return []
         if sender in self.dropped:
@@ -196,9 +254,9 @@ class Views:
         if number > self.number + 1:
             return []  # something is missing here; it will come when this peer speaks
         if said["kind"] == "enter":
-            self._heard[sender] = now, frozenset(said["lost"])
+            self._heard[sender] = Heard(now, frozenset(said["lost"]), _memory(said["memory"]))
             return []
-        if self.me not in self.members or sender not in self.members:
+        if not self.inside or sender not in self.members:
             return []
         answer = {
             "prepare": self._on_prepare,
@@ -211,7 +269,7 @@ class Views:
     def _prepare(self, wanted: View) -> list[Message]:
         self._ballot = max(self._promised, self._ballot)[0] + 1, self.me
         self._promises, self._acceptances, self._value = {}, set(), None
-        self._wish = wanted
+        self._wish, self._needed = wanted, self._majority()
         asked = self._message("prepare", ballot=self._ballot)
         return [asked, *self.hear(0.0, self.me, asked)]
 
@@ -229,7 +287,7 @@ class Views:
             return []
         before = said["accepted"]
         self._promises[sender] = None if before is None else (_ballot(before[0]), _view(before[1]))
-        if self._value is not None or not self._majority(self._promises):
+        if self._value is not None or len(self._promises) < self._needed:
             return []
         # What may have been decided already stays decided.
         older = [found for found in self._promises.values() if found is not None]
@@ -253,15 +311,19 @@ class Views:
         if said["to"] != self.me or _ballot(said["ballot"]) != self._ballot:
             return []
         self._acceptances.add(sender)
-        if self._value is None or not self._majority(self._acceptances):
+        if self._value is None or len(self._acceptances) < self._needed:
             return []
         self._learn([*self.views, self._value])
         return [self._decided()]
 
     def _learn(self, views: list[View]) -> None:
-        """Views that were decided, from the first on."""
-        if len(views) <= len(self.views):
+        """Views that were decided, from the first on; not if they contradict what is known."""
+        known = len(self.views) if self.members else 0
+        newest = max((view.revision for view in views), default=0)
+        if len(views) <= len(self.views) or views[:known] != self.views[:known]:
             return
+        if newest > self.revision or not all(view.members for view in views):
+            return  # a revision has to become known here first; this will be said again
         self.views = views
         self._promised, self._accepted = NONE, None
         self._ballot, self._promises, self._value = NONE, {}, None
@@ -277,6 +339,7 @@ class Views:
     def state(self) -> Message:
         """What must not be forgotten."""
         return {
+            "memory": self.memory,
             "views": self.views,
             "promised": self._promised,
             "accepted": self._accepted,
@@ -295,8 +358,16 @@ class Views:
 
 
 def _view(said: Any) -> View:
-    members, revision = said
-    return View(tuple(int(peer) for peer in members), int(revision))
+    members, revision, memories = said
+    if len(memories) != len(members):
+        raise ValueError("a member without a memory")
+    return View(tuple(int(peer) for peer in members), int(revision), tuple(map(_memory, memories)))
+
+
+def _memory(said: Any) -> str:
+    if not MEMORY.fullmatch(str(said)):
+        raise ValueError("no name of a memory")
+    return str(said)
 
 
 def _ballot(said: Any) -> Ballot:

@@ -7,7 +7,7 @@ costs.py      how long they would take on this machine
 campaign.py   running them: resumable, skipping what is done
 cell.py       the cell of the paper's tables that a run corresponds to, if any
 collect.py    all runs below a folder, as results
-paired.py     differences seed by seed, with intervals
+claims.py     differences seed by seed, with intervals
 report.py     our results next to the paper's, as tables
 pictures.py   the same, as pictures
 resources.py  communication and memory, computed and measured, against the printed tables

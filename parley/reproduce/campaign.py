@@ -13,7 +13,7 @@ from typing import Any
 from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
-from parley.files import write_atomically
+from parley.files import SMALL, Unreadable, parse_json, read_text, write_atomically
 from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
@@ -93,8 +93,8 @@ def read_experiment(folder: Path) -> Experiment:
     """The experiment of a run folder, or the error that says what is wrong with it."""
     path = folder / EXPERIMENT
     try:
-        return Experiment.from_toml(path.read_text(encoding="utf-8"), str(path))
-    except (ParleyError, OSError, UnicodeDecodeError) as error:
+        return Experiment.from_toml(read_text(path, SMALL), str(path))
+    except (ParleyError, Unreadable) as error:
         version = version_of(folder)
         by = f" (written by parley {version}; this is {__version__})" if version else ""
         raise ParleyError(
@@ -105,8 +105,8 @@ def read_experiment(folder: Path) -> Experiment:
 def version_of(folder: Path) -> str | None:
     """The version of Parley that started a run, if known."""
     try:
-        return str(json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))["parley"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(parse_json(read_text(folder / ENVIRONMENT))["parley"])
+    except (Unreadable, KeyError, TypeError):
         return None
 
 

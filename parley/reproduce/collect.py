@@ -12,7 +12,7 @@ from parley.reproduce.preset import Preset, Reduction, variant_name, variant_wor
 from parley.reproduce.presets import presets
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RunFolder
-from parley.sweep.jobs import DIVERGED_FILE
+from parley.sweep import jobs
 from parley.training.record import Record, value
 from parley.version import __version__
 
@@ -27,7 +27,7 @@ SMALLER = 0.95
 
 
 @dataclass(frozen=True)
-class Result:
+class PresetResult:
     """The results of one preset in one form: a variant, in full or reduced."""
 
     preset: Preset
@@ -88,7 +88,7 @@ class Result:
 class Found:
     """Everything below a results folder."""
 
-    results: Sequence[Result]
+    results: Sequence[PresetResult]
     refused: Sequence[str] = field(default=())
     """Folders that were left out, each with the reason."""
 
@@ -133,7 +133,9 @@ def parse_form(name: str) -> tuple[str, Reduction]:
     )
 
 
-def _result(preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[Path]) -> Result:
+def _result(
+    preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[Path]
+) -> PresetResult:
     runs, unfinished = {}, []
     for path in sorted(seeds, key=_seed):
         folder, experiment = RunFolder(path), read_experiment(path)
@@ -149,13 +151,12 @@ def _result(preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[
         records = folder.records()
         if folder.summary() is not None and records:
             runs[_seed(path)] = records
-        elif (path / DIVERGED_FILE).exists():
-            reason = (path / DIVERGED_FILE).read_text(encoding="utf-8").strip()
-            unfinished.append(f"seed {_seed(path)}: {reason}")
+        elif (reason := jobs.reason(path)) is not None:
+            unfinished.append(f"seed {_seed(path)}: {reason.strip()}")
         else:
             epoch = records[-1]["epoch"] if records else 0
             unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
-    return Result(preset, variant, reduction, runs, unfinished)
+    return PresetResult(preset, variant, reduction, runs, unfinished)
 
 
 def _seed(path: Path) -> int:
@@ -163,23 +164,25 @@ def _seed(path: Path) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def with_variant(label: str, result: Result) -> str:
+def with_variant(label: str, result: PresetResult) -> str:
     """The label of a result, with its variant unless that is as run."""
     words = variant_words(result.variant)
     return f"{label}, {words}" if words else label
 
 
-def title_of(result: Result) -> str:
+def title_of(result: PresetResult) -> str:
     """Variant and reduction, to append to the name of a group."""
     words = variant_words(result.variant)
     title = f", {words}" if words else ""
     return title + (f", reduced: {result.mark}" if result.mark else "")
 
 
-def grouped(results: Sequence[Result], table: str) -> Iterator[tuple[str, list[Result]]]:
+def grouped(
+    results: Sequence[PresetResult], table: str
+) -> Iterator[tuple[str, list[PresetResult]]]:
     """The results of a table, by what is compared; full runs before reduced ones. Runs in which
     some choice differs are compared separately."""
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, list[PresetResult]] = {}
     for result in results:
         if result.preset.table == table and not result.is_ablation:
             groups.setdefault(result.preset.group, []).append(result)

@@ -7,8 +7,6 @@
 
 import json
 import math
-import os
-import platform
 import time
 from contextlib import suppress
 from functools import partial
@@ -17,6 +15,7 @@ import torch
 
 from parley import models
 from parley.cache import cache_folder
+from parley.compute import kernels
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
@@ -49,6 +48,10 @@ FORWARD = 1 / 3
 """An evaluation in units of a gradient: backward costs about twice as much as forward."""
 BUDGET = 1.0
 """Seconds spent on timing a model."""
+LONGEST = 4.0
+"""Seconds that one gradient of a whole batch may take."""
+FEW = 8
+"""Samples that are enough to time a larger one."""
 
 
 def graph_of(preset: Preset, variant: str = "as-run") -> Topology:
@@ -108,8 +111,10 @@ class Calibration:
 
     def __init__(self) -> None:
         self.path = cache_folder() / "gradients-per-second.json"
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        self._here = f"{machine}, torch {torch.__version__}, parley {__version__}"
+        self.machine = kernels.processor_name()
+        """What it was measured on."""
+        versions = f"torch {torch.__version__}, {kernels.identity() or 'no kernels'}"
+        self._here = f"{self.machine}, {versions}, parley {__version__}"
         self._speeds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             kept = json.loads(self.path.read_text(encoding="utf-8"))
@@ -137,12 +142,15 @@ class Calibration:
 def measured_speed(preset: Preset) -> float:
     """Sample gradients per second over a few steps of NGC with three agents, on random samples.
 
-    For a large network, a single gradient is enough.
+    For a large network, a single gradient is enough: of a whole batch, as the compiled kernels
+    compute many samples in the time of a few.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        speed = _of_one_gradient(_trial(preset, batch=8))
+        speed = _of_one_gradient(_trial(preset, FEW))
+        if preset.batch / speed < LONGEST:
+            speed = _of_one_gradient(_trial(preset, preset.batch))
         if 9 * preset.batch / speed < BUDGET:
             speed = _of_steps(_trial(preset, preset.batch))
         return round(speed, 1)

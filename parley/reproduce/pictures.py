@@ -6,7 +6,14 @@ from pathlib import Path
 
 from matplotlib.figure import Figure as Canvas
 
-from parley.reproduce.collect import ACCURACIES, Found, Result, grouped, title_of, with_variant
+from parley.reproduce.collect import (
+    ACCURACIES,
+    Found,
+    PresetResult,
+    grouped,
+    title_of,
+    with_variant,
+)
 from parley.reproduce.presets import TABLES, Figure, figures
 from parley.results.curves import Description, Seeds, curves_picture, draw_lines, series_of
 from parley.results.group import curve, field_of
@@ -40,9 +47,9 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
     return made
 
 
-def _fullest(results: Iterable[Result]) -> list[Result]:
+def _fullest(results: Iterable[PresetResult]) -> list[PresetResult]:
     """The finished cells of the paper, each in its least reduced form."""
-    chosen: dict[tuple[str, str], Result] = {}
+    chosen: dict[tuple[str, str], PresetResult] = {}
     for result in (r for r in results if r.ends and r.preset.paper and not r.is_ablation):
         key = (result.preset.name, result.variant)
         if key not in chosen or result.share > chosen[key].share:
@@ -50,7 +57,7 @@ def _fullest(results: Iterable[Result]) -> list[Result]:
     return list(chosen.values())
 
 
-def _forms(members: Sequence[Result]) -> Iterator[tuple[str, dict[str, Seeds]]]:
+def _forms(members: Sequence[PresetResult]) -> Iterator[tuple[str, dict[str, Seeds]]]:
     """The curves of each variant and reduction separately; titles mark reduced ones."""
     forms: dict[str, dict[str, Seeds]] = {}
     for result in members:
@@ -60,7 +67,7 @@ def _forms(members: Sequence[Result]) -> Iterator[tuple[str, dict[str, Seeds]]]:
     yield from forms.items()
 
 
-def beside_paper(results: Sequence[Result], path: Path) -> Path:
+def beside_paper(results: Sequence[PresetResult], path: Path) -> Path:
     """Our accuracies and the paper's, one row per cell; hollow markers are reduced runs."""
     canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(results)), layout="constrained")
     axes = canvas.subplots()
@@ -89,7 +96,7 @@ def beside_paper(results: Sequence[Result], path: Path) -> Path:
     return save(canvas, path)
 
 
-def draw_figure(figure: Figure, results: Sequence[Result], path: Path) -> Path | None:
+def draw_figure(figure: Figure, results: Sequence[PresetResult], path: Path) -> Path | None:
     """One of the paper's figures from our runs, if there are any. Dashed: reduced runs."""
     share = "accuracy" in figure.field
     take = field_of(figure.field, 100 if share else 1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from parley.algorithms import ALGORITHMS, Kind
+from parley.algorithms import ALGORITHMS, AlgorithmKind
 from parley.data import steps_per_epoch
 from parley.errors import BadValue, unknown_name
 from parley.experiment import VARIANTS, Experiment
@@ -176,7 +176,7 @@ class Preset:
         return Experiment.of(**options | others)
 
     @property
-    def _algorithm(self) -> Kind:
+    def _algorithm(self) -> AlgorithmKind:
         return ALGORITHMS[self.method.removesuffix("-alpha0")]
 
     def _as_printed(self, variant: str, choice: str) -> dict[str, Any]:

@@ -8,8 +8,15 @@ from typing import Any
 
 from parley.errors import BadValue
 from parley.files import write_atomically
-from parley.reproduce import paired
-from parley.reproduce.collect import ACCURACIES, Found, Result, grouped, title_of, with_variant
+from parley.reproduce import claims
+from parley.reproduce.collect import (
+    ACCURACIES,
+    Found,
+    PresetResult,
+    grouped,
+    title_of,
+    with_variant,
+)
 from parley.reproduce.preset import METHODS
 from parley.reproduce.presets import TABLES
 from parley.results.table import Table, mean_and_spread
@@ -17,11 +24,11 @@ from parley.results.table import Table, mean_and_spread
 BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"
 
 
-def _accuracy(result: Result, name: str) -> str:
+def _accuracy(result: PresetResult, name: str) -> str:
     return mean_and_spread(result.mean(name), result.std(name)) if result.ends else "-"
 
 
-def _deviation(result: Result, name: str) -> str:
+def _deviation(result: PresetResult, name: str) -> str:
     """Signed; empty where the paper has no figure."""
     value = result.deviation(name)
     return "" if value is None else f"{value:+.1f}"
@@ -32,7 +39,7 @@ HEADINGS = [
 ]  # fmt: skip
 
 
-def _cells(result: Result) -> list[str]:
+def _cells(result: PresetResult) -> list[str]:
     paper = result.preset.paper
     label = with_variant(result.preset.label, result)
     cells = [label, mean_and_spread(paper.accuracy, paper.std) if paper else ""]
@@ -86,10 +93,10 @@ ABLATION_TEXT = (
 )
 
 
-def ablation_rows(results: Sequence[Result]) -> list[list[str]]:
+def ablation_rows(results: Sequence[PresetResult]) -> list[list[str]]:
     """The effect of choices: runs with them as printed next to runs with them as run."""
     rows = []
-    for found in paired.ablations(results):
+    for found in claims.ablations(results):
         means = (f"{mean:.2f}" for mean in found.means)
         differences = (str(found.gossiped), str(found.averaged), str(found.gossiped.seeds))
         note = ", ".join(part for part in (found.gossiped.verdict, found.after.mark) if part)
@@ -97,10 +104,10 @@ def ablation_rows(results: Sequence[Result]) -> list[list[str]]:
     return rows
 
 
-def ablation_claims(results: Sequence[Result]) -> list[str]:
+def ablation_claims(results: Sequence[PresetResult]) -> list[str]:
     """The table above in sentences, claiming no more than it shows."""
     lines, undecided = [], []
-    for found in paired.ablations(results):
+    for found in claims.ablations(results):
         told, preset = found.gossiped, found.after.preset
         name = f"{preset.label}, {found.sentence}"
         if told.half is None:
@@ -117,10 +124,10 @@ def ablation_claims(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def order_rows(results: Sequence[Result]) -> list[list[str]]:
+def order_rows(results: Sequence[PresetResult]) -> list[list[str]]:
     """Adjacent methods in the paper's order, and whether ours can be told apart."""
     rows = []
-    for group, pairs in paired.orders(results).items():
+    for group, pairs in claims.orders(results).items():
         for pair in (pair for pair in pairs if pair.neighbours):
             labels = (pair.lower.preset.label, pair.higher.preset.label)
             ours = (str(pair.ours), str(pair.ours.seeds))
@@ -128,10 +135,10 @@ def order_rows(results: Sequence[Result]) -> list[list[str]]:
     return rows
 
 
-def order_claims(results: Sequence[Result]) -> list[str]:
+def order_claims(results: Sequence[PresetResult]) -> list[str]:
     """How many of all pairs of methods can be told apart."""
     lines = []
-    for group, pairs in paired.orders(results).items():
+    for group, pairs in claims.orders(results).items():
         signs = [pair.ours.sign for pair in pairs]
         lines.append(
             f"- {group}: of {len(pairs)} pairs of methods, {signs.count(1)} are in the paper's "
@@ -140,7 +147,7 @@ def order_claims(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def _narrow(title: str, members: Sequence[Result]) -> Table:
+def _narrow(title: str, members: Sequence[PresetResult]) -> Table:
     notes = [f"{r.preset.label}: {note}" for r in members for note in r.unfinished]
     short = {"after gossip": "gossip", "seeds": "n"}
     rows = []
@@ -197,7 +204,7 @@ def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*Table(headings, list(rows), words).markdown().splitlines(), ""]
 
 
-def _commands(results: Sequence[Result]) -> list[str]:
+def _commands(results: Sequence[PresetResult]) -> list[str]:
     """Commands that repeat these runs: one for all methods that were run in the same way."""
     forms: dict[tuple[str, str], list[str]] = {}
     for result in (r for r in results if r.runs):
@@ -257,6 +264,6 @@ def as_json(found: Found) -> str:
             "interval_averaged": a.averaged.half,
             "seeds": a.gossiped.seeds,
         }
-        for a in paired.ablations(found.results)
+        for a in claims.ablations(found.results)
     ]
     return json.dumps({"results": rows, "ablations": ablations, "refused": list(found.refused)})

@@ -26,7 +26,6 @@ from parley.training.events import EpochDone
 from parley.training.run import Run
 from parley.wire.local import Local
 from parley.wire.placement import spread
-from parley.wire.transport import HEADER
 
 ROUNDS = {"dpsgd": 1.0, "gut": 1.0, "qgm": 1.0, "ngc-alpha0": 1.0, "cga": 2.0, "ngc": 2.0}
 """f of the formula; 1 + 1/32 for the compressed methods."""
@@ -191,17 +190,3 @@ def measure(preset: Preset, steps: int = 3) -> Measured:
         gossip=sent["evaluation"] / GOSSIP,
         steps=preset.epochs * preset.steps_per_epoch,
     )
-
-
-def framing(preset: Preset, tensors: int) -> float:
-    """GiB by which real messages exceed the formula: headers, scales, bits padded to bytes.
-
-    The formula counts one number besides the parameters in every message.
-    """
-    steps, header = preset.epochs * preset.steps_per_epoch, HEADER.itemsize
-    dense = header - 4
-    size = parameters(preset.model, preset.data)
-    packed = header + 4 * tensors + (size + 7) // 8 - (size + 1) / 8
-    second = {1.0: 0.0, 2.0: dense}.get(ROUNDS.get(preset.method, 0.0), packed)
-    each = (steps + GOSSIP) * dense + steps * second
-    return each * costs.degree(preset) / 2**30

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.algorithms import ALGORITHMS, Kind
+from parley.algorithms import ALGORITHMS, AlgorithmKind
 from parley.errors import ParleyError
 from parley.experiment import HOW, Experiment, with_own
 from parley.results.read import RecordedRun, label
@@ -42,7 +42,7 @@ class Group:
         return [run.records for run in self.runs]
 
 
-def group_seeds(runs: Sequence[RecordedRun], own: Kind | None = None) -> list[Group]:
+def group_seeds(runs: Sequence[RecordedRun], own: AlgorithmKind | None = None) -> list[Group]:
     """Groups runs that differ only in their seed, simple algorithms before involved ones.
 
     Groups are named after their algorithm and, if that is not enough, the options in which they
@@ -71,7 +71,7 @@ def group_seeds(runs: Sequence[RecordedRun], own: Kind | None = None) -> list[Gr
     ]
 
 
-def _understood(run: RecordedRun, own: Kind | None) -> tuple[Experiment | None, str]:
+def _understood(run: RecordedRun, own: AlgorithmKind | None) -> tuple[Experiment | None, str]:
     if not run.options:
         return None, ""
     try:

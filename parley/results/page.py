@@ -207,9 +207,13 @@ def _results(groups: Sequence[Group], published: LookUp) -> str:
             " Not comparable with the others because hosts, and their test samples, were absent: "
             f"{', '.join(partial)}."
         )
+    table = Table(headings, rows)
+    momenta = [g.experiment.algorithm.momentum_label if g.experiment else "–" for g in groups]
+    if len(set(momenta)) > 1:
+        table = table.beside("momentum", momenta)
     return (
         f'<section id="results"><h2>Results</h2><p class="faint">{escape(text)}</p>'
-        f"{Table(headings, rows).html('Results')}</section>"
+        f"{table.html('Results')}</section>"
     )
 
 

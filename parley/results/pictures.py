@@ -116,7 +116,7 @@ def _draw_heat(axes: Axes, chart: Description) -> None:
     axes.spines[:].set_visible(False)
     if values.size <= 150:
         for (row, column), value in np.ndenumerate(values):
-            if value and not np.isnan(value):
+            if not np.isnan(value) and (value or chart.get("zeros")):
                 ink = "white" if value > 0.45 * chart["max"] else THEME["ink"]
                 axes.text(
                     column, row, f"{value:.3g}", ha="center", va="center", fontsize=6.5, color=ink

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from parley.errors import BadValue
-from parley.reading import Unreadable, parse_json, parse_toml, read_text
+from parley.files import Unreadable, lines_of, parse_json, parse_toml, read_text
 from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
-from parley.training.record import Record, latest_by_epoch, parse_records
+from parley.training.record import Record, latest_by_epoch, parse_lines
 
 DEPTH = 8
 """How many levels of folders below the given one are searched for runs."""
+MOST_RECORDS = 256 << 20
+"""Bytes of a run's records that are read."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def label(options: dict[str, Any], *files: dict[str, Any] | None) -> str:
 
 def is_run(path: Path) -> bool:
     """Whether this is the folder of a run."""
-    return (path / EXPERIMENT).is_file() or (path / RECORDS).is_file()
+    # Whatever else is there under these names: a damaged run is shown with a note.
+    return os.path.lexists(path / EXPERIMENT) or os.path.lexists(path / RECORDS)
 
 
 def walk(root: Path, depth: int = DEPTH) -> Iterator[Path | None]:
@@ -117,12 +120,7 @@ def read_run(path: Path) -> RecordedRun:
         raise BadValue("run", str(path), "the folder of a run", f"it has no {EXPERIMENT}")
     notes: list[str] = []
     options = _read(path / EXPERIMENT, parse_toml, notes) or {}
-    try:
-        text = (path / RECORDS).read_bytes() if (path / RECORDS).exists() else b""
-    except OSError as error:
-        text = b""
-        notes.append(f"{RECORDS} cannot be read: {error.strerror}")
-    records, damaged = parse_records(text)
+    records, damaged = parse_lines(_record_lines(path / RECORDS, notes))
     if damaged:
         which = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
         lines = f"{len(damaged)} damaged line{'s' * (len(damaged) > 1)}"
@@ -139,10 +137,19 @@ def read_run(path: Path) -> RecordedRun:
     )
 
 
+def _record_lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+    """As many as can be read; a note says why there are no more."""
+    if os.path.lexists(path):
+        try:
+            yield from lines_of(path, most=MOST_RECORDS)
+        except Unreadable as error:
+            notes.append(f"{path.name} cannot be read to its end: {error}")
+
+
 def _read(
     path: Path, parse: Callable[[str], dict[str, Any]], notes: list[str]
 ) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     try:
         found = parse(read_text(path))

@@ -23,7 +23,7 @@ from parley.results.curves import (
     short_number,
 )
 from parley.results.group import Group, Take, curve, field_of
-from parley.results.once import confusion_chart, graph_chart
+from parley.results.static_charts import confusion_chart, graph_chart
 from parley.results.table import Table
 from parley.training.record import Record, number, sent_megabytes
 
@@ -311,6 +311,7 @@ def _agents_map(measure: Measure, group: Group) -> Description | None:
             [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
         ],
         "unit": measure.unit,
+        "zeros": True,
         "max": 100 if measure.share else _top(values),
     }
 
@@ -394,6 +395,7 @@ def _personal_map(measure: Measure, group: Group, agents: int) -> Description | 
             [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
         ],
         "unit": measure.unit,
+        "zeros": True,  # a figure like any other
         "max": 100 if measure.share else _top(values),
     }
 

@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from parley.errors import BadValue
-from parley.results.formats import ENDINGS
+from parley.results import PICTURE_FORMATS
 
 # The same colours as on the pages. Classes use Paul Tol's "muted" scheme, which is distinct for
 # readers with any common colour blindness; a test checks the same for lines.
@@ -82,9 +82,9 @@ def short(name: str, length: int = 24) -> str:
 def checked_path(path: str | Path) -> Path:
     """The path, if its suffix is a format that can be written."""
     out = Path(path)
-    if out.suffix.lower().lstrip(".") not in ENDINGS:
+    if out.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
         raise BadValue(
-            "out", str(path), "a file that ends in " + ", ".join(f".{e}" for e in ENDINGS)
+            "out", str(path), "a file that ends in " + ", ".join(f".{e}" for e in PICTURE_FORMATS)
         )
     return out
 

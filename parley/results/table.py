@@ -1,12 +1,15 @@
 """A table for a terminal, a Markdown document or a page."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
+
+SPREAD = " ± "
+"""Between a mean and its standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,54 @@ class Table:
     title: str = ""
     notes: str = ""
     """Shown below the table in a terminal."""
+    extra: int = 0
+    """How many columns at the end go below the table where a terminal is too narrow for them."""
 
-    def terminal(self) -> RichTable:
-        """For `rich`; narrow enough that nine columns of figures fit into 80 characters."""
+    def beside(self, heading: str, cells: Sequence[str]) -> "Table":
+        """With one more column, for terminals that are wide enough; in others it goes below.
+
+        >>> table = Table(["", "accuracy"], [["D-PSGD", "97"], ["NGC", "98"], ["QGM", "97"]])
+        >>> table = table.beside("momentum", ["none", "none", "0.9"])
+        >>> table.headings[-1], table._narrowed().notes
+        ('momentum', 'momentum: none (D-PSGD, NGC); 0.9 (QGM)')
+        """
+        rows = [[*row, cell] for row, cell in zip(self.rows, cells, strict=True)]
+        headings = [*self.headings, heading]
+        return replace(self, headings=headings, rows=rows, extra=self.extra + 1)
+
+    def _narrowed(self) -> "Table":
+        """The last column as a line below the table."""
+        who: dict[str, list[str]] = {}
+        for name, *_, cell in self.rows:
+            who.setdefault(cell, []).append(name)
+        said = "; ".join(f"{cell} ({', '.join(names)})" for cell, names in who.items())
+        line = f"{self.headings[-1]}: {said}"
+        rows = [row[:-1] for row in self.rows]
+        notes = f"{line}\n{self.notes}" if self.notes else line
+        made = replace(self, headings=self.headings[:-1], rows=rows, notes=notes)
+        return replace(made, extra=self.extra - 1)
+
+    def _stacked(self) -> "Table":
+        """With each standard deviation on a line below its mean."""
+        rows = [[cell.replace(SPREAD, f"\n{SPREAD.lstrip()}") for cell in row] for row in self.rows]
+        return replace(self, rows=rows)
+
+    def _width(self) -> int:
+        """Characters in which it can be read: figures never wrap, names at spaces."""
+        columns = zip(self.headings, *self.rows, strict=True)
+        found = 0
+        for number, cells in enumerate(columns):
+            pieces = [p for c in cells for p in (c.split() if number in self.words else [c])]
+            found += 1 + max((len(line) for p in pieces for line in p.split("\n")), default=0)
+        return found
+
+    def terminal(self, width: int | None = None) -> RichTable:
+        """For `rich`; narrow enough that nine columns of figures fit into 80 characters. `width` is
+        the terminal's: where it is too narrow, extra columns go below, then spreads below means."""
+        if width is not None and self._width() > width:
+            if self.extra:
+                return self._narrowed().terminal(width)
+            return self._stacked().terminal()
         shown = RichTable(
             title=Text(self.title) if self.title else None,
             caption=Text(self.notes) if self.notes else None,
@@ -83,4 +131,4 @@ def mean_and_spread(
     >>> mean_and_spread(97.531, 0.214), mean_and_spread(97.531, None, ".1f")
     ('97.53 ± 0.21', '97.5')
     """
-    return f"{mean:{form}}" + ("" if std is None else f" ± {std:{form_of_std or form}}")
+    return f"{mean:{form}}" + ("" if std is None else f"{SPREAD}{std:{form_of_std or form}}")

@@ -22,13 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from parley.errors import ParleyError
-from parley.files import make_folder, replacing, sync_folder
-from parley.reading import parse_json
-from parley.store import headers
+from parley.errors import NotWritten, ParleyError
+from parley.files import make_folder, parse_json, regular, replacing, sync_folder
+from parley.store import checkpoint_header
 from parley.wire.transport import KINDS, Kind, Transport
 
 KEPT = 2
+MOST_EPOCHS = 10**9 - 1
+"""The largest number of an epoch that the name of a folder has."""
 
 
 class Loaded(NamedTuple):
@@ -61,14 +62,27 @@ def newest(run: Path, transport: Transport) -> int:
     Workers on different hosts may see different files.
     """
     present = epochs_present(run)
-    limit = max(present, default=0)
+    limit, known = max(present, default=0), MOST_EPOCHS
     while True:
         usable = (e for e in reversed(present) if e <= limit and _complete(run, e, transport))
         found = torch.full((len(transport.placement.agents),), next(usable, 0))
         everyone = transport.gather(found)
-        limit = int(everyone.min())
+        _check_epochs(everyone, transport, known)
+        limit = known = int(everyone.min())
         if limit == int(everyone.max()):
             return limit
+
+
+def _check_epochs(epoch_N: Tensor, transport: Transport, most: int) -> None:
+    """Nobody can have a checkpoint of an epoch that was ruled out, or there would be no end."""
+    wrong = torch.nonzero((epoch_N < 0) | (epoch_N > most)).flatten().tolist()
+    if wrong:
+        placement = transport.placement
+        who = f"agent {placement.number(wrong[0])} (worker {placement.worker_of[wrong[0]]})"
+        raise ParleyError(
+            f"suspicious: {who} reported a checkpoint of epoch "
+            f"{int(epoch_N[wrong[0]])}; valid: 0 to {most}"
+        )
 
 
 def save(
@@ -92,7 +106,7 @@ def save(
         with replacing(target, temporary):
             save_file(arrays, temporary, {"parley": text, "check": str(zlib.crc32(text.encode()))})
     except (OSError, SafetensorError) as error:
-        raise ParleyError(f"checkpoint: {target} cannot be written ({error})") from None
+        raise NotWritten(f"checkpoint: {target} cannot be written ({error})") from None
 
 
 def size(run: Path, epoch: int) -> int:
@@ -136,7 +150,7 @@ def load(
     sent = {kind: torch.empty_like(value) for kind, value in transport.sent.items()}
     targets = fields | {f"sent_{kind}_A": value for kind, value in sent.items()}
     seconds, samples = 0.0, 0.0
-    clock: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for path in _parts(folder(run, epoch)):
         header = _header(path)
         rows: dict[str, tuple[list[int], list[int]]] = {}
@@ -148,7 +162,7 @@ def load(
             continue
         arrays = _arrays(path, header)
         for name, target in targets.items():
-            here, there = rows[headers.axis_of(name)]
+            here, there = rows[checkpoint_header.axis_of(name)]
             if "." in name and not any("." in known for known in arrays):
                 why = "it was written by an earlier version of Parley, which kept different state"
                 raise ParleyError(f"checkpoint: {path} cannot be resumed ({why}); start a new run")
@@ -160,7 +174,7 @@ def load(
         # A worker's count of samples is split among its agents, which may be hosted elsewhere now.
         share = len(rows["A"][0]) / len(header["axes"]["A"])
         seconds = max(seconds, header["about"]["seconds"])
-        clock = {k: v for k, v in header["about"].items() if k == "clock"}
+        others |= {k: v for k, v in header["about"].items() if k in ("clock", "frozen")}
         samples += share * header["about"]["samples"]
     for axis, keys in missing.items():
         if keys:
@@ -169,7 +183,7 @@ def load(
                 f"checkpoint: {folder(run, epoch)} has nothing for {what}: it is from a different "
                 "graph, or incomplete"
             )
-    about = {"epoch": epoch, "seconds": seconds, "samples": samples, **clock}
+    about = {"epoch": epoch, "seconds": seconds, "samples": samples, **others}
     return Loaded(_filled(template, fields), about, sent, fields.get(STATISTICS))
 
 
@@ -267,7 +281,7 @@ def _axes(transport: Transport) -> dict[str, list[list[int]]]:
 
 
 def _array(name: str, value: Tensor) -> "np.ndarray[Any, Any]":
-    if headers.axis_of(name) not in headers.AXES:
+    if checkpoint_header.axis_of(name) not in checkpoint_header.AXES:
         raise TypeError(
             f"{name}: the name of a state's field must end in its axes, like x_AD or e_ID"
         )
@@ -280,21 +294,21 @@ def _check(array: "np.ndarray[Any, Any]") -> int:
 
 def _header(path: Path) -> dict[str, Any]:
     """The metadata stored with the tensors."""
-    with _damage_named(path), safe_open(path, "np") as file:
+    with _damage_named(path), regular(path), safe_open(path, "np") as file:
         metadata = file.metadata()
         if str(zlib.crc32(metadata["parley"].encode())) != metadata["check"]:
             raise ValueError("its header does not match its checksum")
-        return headers.checked(parse_json(metadata["parley"]))
+        return checkpoint_header.checked(parse_json(metadata["parley"]))
 
 
 def _arrays(path: Path, header: dict[str, Any]) -> dict[str, "np.ndarray[Any, Any]"]:
     checks, axes = header["checks"], header["axes"]
-    with _damage_named(path), safe_open(path, "np") as file:
+    with _damage_named(path), regular(path), safe_open(path, "np") as file:
         arrays = {name: file.get_tensor(name) for name in checks}
         for name, array in arrays.items():
             if _check(array) != checks[name]:
                 raise ValueError(f"{name} does not match its checksum")
-            if array.ndim < 1 or len(array) != len(axes[headers.axis_of(name)]):
+            if array.ndim < 1 or len(array) != len(axes[checkpoint_header.axis_of(name)]):
                 raise ValueError(f"{name} does not have a row for each of its axis")
             if array.dtype.kind not in "fiu":
                 raise ValueError(f"{name} does not hold numbers")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from parley import graphs as topologies
 from parley.errors import BadValue
-from parley.experiment import Experiment, path_in
+from parley.experiment import Experiment
+from parley.files import Unreadable, path_in, read_text
 from parley.graphs import Topology
-from parley.reading import Unreadable, read_text
 from parley.store.folder import GRAPH, LINKS, PARTITION
 
 

@@ -24,20 +24,32 @@ import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parley.errors import BadValue, ParleyError
-from parley.files import append_line, is_partial, make_folder, write_atomically
+from parley.errors import BadValue, NotWritten, ParleyError
+from parley.files import (
+    LARGEST,
+    SMALL,
+    Unreadable,
+    append_line,
+    is_partial,
+    lines_of,
+    make_folder,
+    parse_json,
+    read_text,
+    write_atomically,
+)
 from parley.schedule import depends_on_length
-from parley.store.status import LOCK
-from parley.training.record import Record, parse_records
+from parley.store.status import LOCK, STATUS
+from parley.training.record import Record, parse_record
 from parley.version import __version__, commit
 
 if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
-    from parley.algorithms import Kind
+    from parley.algorithms import AlgorithmKind
     from parley.experiment import Experiment
 
 log = logging.getLogger(__name__)
@@ -45,6 +57,8 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "experiment.toml"
 RECORDS = "records.jsonl"
 GENERATIONS = "generations.jsonl"
+MEMBERSHIP, REVISIONS = "membership.json", "revisions.json"
+"""What a peer must remember; written before the experiment, once the peers have met."""
 SUMMARY = "summary.json"
 ENVIRONMENT = "environment.json"
 AGENTS = "agents.json"
@@ -69,14 +83,14 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def experiment(self, own: "Kind | None" = None) -> "Experiment | None":
+    def experiment(self, own: "AlgorithmKind | None" = None) -> "Experiment | None":
         """The experiment of the run in this folder, if any; `own` as in `Experiment.from_toml`."""
         from parley.experiment import Experiment
 
         present = self.path / EXPERIMENT
-        if not present.is_file():
+        if not os.path.lexists(present):
             return None
-        return Experiment.from_toml(present.read_text(encoding="utf-8"), str(present), own)
+        return Experiment.from_toml(_text("experiment", present, SMALL), str(present), own)
 
     def check(
         self, experiment: "Experiment", resume: bool, files: Mapping[str, str] | None = None
@@ -92,7 +106,7 @@ class RunFolder:
             differing = experiment.same_as(other)
             for name, text in (files or {}).items():
                 path = self.path / name
-                if path.is_file() and path.read_text(encoding="utf-8") != text:
+                if os.path.lexists(path) and _text(ENCLOSED[name], path) != text:
                     differing.append(ENCLOSED[name])
             if differing:
                 raise ParleyError(
@@ -100,35 +114,58 @@ class RunFolder:
                     f"(they differ in {', '.join(differing)}); choose another folder"
                 )
             if resume:
-                self._check_length(experiment)
+                self._refuse_misplaced()
+                if experiment.epochs < other.epochs:
+                    self._check_length(experiment)
             else:
                 raise ParleyError(
                     f"out: {str(self.path)!r} already holds this experiment; "
                     "add --resume to continue it, or choose another folder"
                 )
             return
-        # A run that was killed right at the start leaves its lock and an unfinished file.
+        # A run that was killed right at the start leaves its lock, an unfinished file, and what a
+        # peer had promised by then.
         present = self.path.iterdir() if self.path.exists() else iter(())
-        if not all(p.name.startswith(LOCK) or is_partial(p, EXPERIMENT) for p in present):
+        early = (EXPERIMENT, MEMBERSHIP, REVISIONS)
+        known = (p.name in early[1:] or any(is_partial(p, name) for name in early) for p in present
+                 if not p.name.startswith(LOCK))  # fmt: skip
+        if not all(known):
             raise BadValue("out", str(self.path), "a new or empty folder, or one that holds a run")
 
+    def _refuse_misplaced(self) -> None:
+        """Refuses folders where a run writes files, and files where it has folders, before it has
+        trained and cannot write, or takes its checkpoints to be gone."""
+        written = (ENVIRONMENT, AGENTS, CONFUSION, MODEL, CARD, TOKENIZER, SUMMARY, STATUS)
+        places = [*(self.path / name for name in written), *self.path.glob("agents/*.safetensors")]
+        for path in places:
+            if path.is_dir():
+                raise ParleyError(f"out: {path} is a folder; remove it, since a file belongs there")
+        for path in (self.path / "checkpoint", self.path / "agents"):
+            if os.path.lexists(path) and not path.is_dir():
+                raise ParleyError(f"out: {path} is not a folder; put the folder back, or remove it")
+
     def _check_length(self, experiment: "Experiment") -> None:
-        path = self.path / RECORDS
-        records, _ = parse_records(path.read_bytes() if path.exists() else b"")
-        trained = max((record["epoch"] for record in records), default=0)
-        if experiment.epochs < trained:
+        """Refuses to make a run shorter than it is."""
+        from parley.store import checkpoint  # with torch, which reading a folder does without
+
+        recorded = max((record["epoch"] for record in self.records()), default=0)
+        trained = max([recorded, *checkpoint.epochs_present(self.path)])
+        # The last epoch has a record, which only the training of that epoch can make.
+        least = trained if trained == recorded else trained + 1
+        if experiment.epochs < least:
             because = f"{self.path} has trained {trained} epochs already"
-            raise BadValue("epochs", experiment.epochs, f"at least {trained}", because)
+            because += ", the last of them without a record" * (least > trained)
+            raise BadValue("epochs", experiment.epochs, f"at least {least}", because)
 
     def goes_on_for(self, experiment: "Experiment") -> bool:
-        """Whether the folder holds this run with another end."""
+        """Whether the folder holds this run with a different number of epochs."""
         other = self.experiment(experiment.algorithm.kind)
         return other is not None and any(
             getattr(experiment, field) != getattr(other, field) for field in ("epochs", "stop_when")
         )
 
     def extend(self, experiment: "Experiment") -> None:
-        """Gives the run that the folder holds another end: it is no longer complete."""
+        """Changes how long the run in the folder is: it is no longer complete."""
         if not self.goes_on_for(experiment):
             return
         other = self.experiment(experiment.algorithm.kind)
@@ -137,8 +174,8 @@ class RunFolder:
             longer = other is not None and other.epochs != experiment.epochs
             if longer and depends_on_length(spec):
                 log.warning(
-                    "%s %s depends on the number of epochs: what is trained already followed the "
-                    "schedule of %d epochs, so this is not the run of %d from the start",
+                    "%s %s depends on the number of epochs: training so far followed the schedule "
+                    "for %d epochs, so the result will differ from a new run of %d epochs",
                     *(field, spec, other.epochs if other else 0, experiment.epochs),
                 )
         with self._writing():
@@ -175,16 +212,25 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise BadValue("out", str(self.path), "a writable folder", str(error)) from None
+            wrong = BadValue("out", str(self.path), "a writable folder", str(error))
+            raise NotWritten(str(wrong)) from None
 
     def records(self) -> list[Record]:
         """All records, for resuming: damage is refused. A half-written last line is skipped."""
         path = self.path / RECORDS
-        records, damaged = parse_records(path.read_bytes() if path.exists() else b"")
-        if damaged:
-            raise ParleyError(
-                f"records: line {damaged[0]} of {path} is damaged; remove it to continue without it"
-            )
+        if not os.path.lexists(path):
+            return []
+        records: list[Record] = []
+        try:
+            for number, line in enumerate(lines_of(path), start=1):
+                if (record := parse_record(line)) is None:
+                    raise ParleyError(
+                        f"records: line {number} of {path} is damaged; remove it to continue "
+                        "without it"
+                    )
+                records.append(record)
+        except Unreadable as error:
+            raise ParleyError(f"records: {path} is damaged ({error})") from None
         return records
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
@@ -193,14 +239,11 @@ class RunFolder:
             append_line(self.path / to, json.dumps(record))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
-        """The whole lines of a file of JSON objects, as far as they are sound."""
-        path = self.path / name
-        found = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
+        """The valid lines of a file of JSON objects."""
+        found: list[dict[str, Any]] = []
+        with suppress(Unreadable):
+            for line in lines_of(self.path / name):
+                found.append(parse_json(line))
         return found
 
     def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -218,11 +261,11 @@ class RunFolder:
 
     def summary(self) -> dict[str, Any] | None:
         """The summary of a complete run, otherwise None."""
-        path = self.path / SUMMARY
         try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        except ValueError:
+            found = parse_json(read_text(self.path / SUMMARY))
+        except Unreadable:
             return None  # damaged: resuming recreates it from the records
+        return found if isinstance(found, dict) else None
 
     def write_once(self, name: str, content: dict[str, Any]) -> None:
         """Writes a small file next to the records, unless it is there already."""
@@ -236,26 +279,35 @@ class RunFolder:
             write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
+def _text(what: str, path: Path, most: int = LARGEST) -> str:
+    try:
+        return read_text(path, most)
+    except Unreadable as error:
+        raise ParleyError(f"{what}: {path} is damaged ({error})") from None
+
+
 def environment() -> dict[str, Any]:
     """Versions and machine, for anyone who wants to repeat the run."""
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
     packages = ("torch", "numpy", "scipy", "networkx", "scikit-learn", "datasets")
     return {
         "command": command(),
         "parley": __version__,
         "commit": commit(),
         "python": platform.python_version(),
-        **{package: installed(package) for package in packages},
+        **{package: _installed(package) for package in packages},
         "system": platform.system(),
         "processor": platform.machine(),
         "cores": os.cpu_count(),
     }
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Its version. Kept, since reading what a package says about itself takes 10 ms."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def command() -> str:

@@ -42,7 +42,7 @@ class Board(Protocol):
     rank: int
 
     def share(self, what: str, value: Any, kind: Any) -> list[Any]:
-        """What every worker has to say about something of this kind."""
+        """Every worker's value for something of this kind."""
         ...
 
 
@@ -64,6 +64,8 @@ class Journal:
         self.epoch = 0
         """Epochs whose record and checkpoint all workers have written."""
         self._warned = False
+        self._experiment: Experiment | None = None
+        """As it is in the folder."""
 
     @property
     def locked(self) -> bool:
@@ -86,9 +88,18 @@ class Journal:
         own.unlink(missing_ok=True)
         if self.keeper:
             self.hold.retake()  # in a later generation, whoever had it may have died
-            self.folder.extend(run.experiment)
             self.folder.create(run.experiment, run.files)
+        self._experiment = run.experiment
         self.board.share("create", True, bool)
+
+    def continue_after(self, records: list[Record], epoch: int) -> None:
+        """Takes over what the worker furthest ahead has recorded up to an epoch."""
+        self.records, self.epoch = records, epoch
+
+    def go_on(self) -> None:
+        """Writes a new number of epochs to the folder, once everything needed has been read."""
+        if self.folder and self.keeper and self._experiment:
+            self.folder.extend(self._experiment)
 
     def restore(self, run: Run) -> None:
         """Goes back to the newest checkpoint that every worker has."""
@@ -108,20 +119,31 @@ class Journal:
         if self.epoch:
             log.debug("resuming from the checkpoint of epoch %d", self.epoch)
             run.restore(*checkpoint.load(path, self.epoch, run.state, transport, run.b_AS))
-        meet(transport)  # nothing is changed on disk until every worker has read its part
-        checkpoint.drop_after(path, self.epoch)
         records = [r for r in records if r["epoch"] <= self.epoch]
         if run.experiment.epochs > self.epoch and not run.stop.reason(records):
             # The last epoch of a run that now goes on for longer was measured for being the last.
             records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
-        if self.keeper:
-            records = self.folder.rewind(records, self.epoch)
         # The first worker may be on a different host now, so all get the records of any keeper.
         self.records = longest(self.board, records)
-        if self.keeper and len(records) < len(self.records):
+        self._check_records(run.experiment.evaluate_every)
+        meet(transport)  # nothing is changed on disk until every worker has read its part
+        self.go_on()
+        checkpoint.drop_after(path, self.epoch)
+        if self.keeper:
             self.folder.rewind(self.records, self.epoch)
-        run.records = list(self.records)
+        run.continue_after(self.records)
         meet(transport)
+
+    def _check_records(self, every: int) -> None:
+        """Refuses to continue if a record is missing: each is on disk before its checkpoint."""
+        known = {record["epoch"] for record in self.records}
+        lost = [e for e in range(every, self.epoch + 1, every) if e not in known]
+        if lost and self.out:
+            raise ParleyError(
+                f"records: {self.out / RECORDS} lacks the record of epoch {lost[0]}; put it back, "
+                f"or remove the checkpoints from that epoch on in {self.out / 'checkpoint'} to "
+                "train again from there"
+            )
 
     def save(self, run: Run, event: EpochDone) -> None:
         """The record of an epoch and the state after it."""
@@ -205,7 +227,7 @@ class Journal:
 
 
 def longest(board: Board, records: list[Record]) -> list[Record]:
-    """The records of whoever has most, which nobody else need say."""
+    """The records of the worker that has the most; the others need not send theirs."""
     counts = board.share("number of records", len(records), Count)
     most = counts.index(max(counts))
     found: list[Record] = board.share(
@@ -241,7 +263,7 @@ def summarise(
 
 
 def _task(experiment: Experiment) -> dict[str, str]:
-    """What was learned and measured, where it is not the usual."""
+    """The objective and the metrics, where they are not the default."""
     usual = Experiment.model_fields
-    names = ("task", "metrics")
+    names = ("task", "metrics", "objective", "sampling")
     return {n: getattr(experiment, n) for n in names if getattr(experiment, n) != usual[n].default}

@@ -1,4 +1,4 @@
-"""Holding the folder of a run, in every process of it, from before it is read to the end.
+"""Locks the folder of a run in each of its processes, from before it is read to the end.
 
 Each process of a run holds a lock of its own in the folder, ``.lock-RUN-RANK``. One of those that
 see the same folder also holds ``.lock``, which only one run can have. So a second run is refused
@@ -63,7 +63,7 @@ class Hold:
         return self.retake()
 
     def retake(self) -> bool:
-        """The same later on, when the process that had it may have died."""
+        """Tries again later, when the process that held it may have died."""
         if not self.first:
             self.first = self._holding.enter_context(held(self.folder))
             if self.first:
@@ -82,7 +82,9 @@ class Hold:
         elif is_locked(self.folder / LOCK):
             raise self._taken()
         else:
-            log.warning("%s cannot be locked: let no other run write there", self.folder)
+            log.warning(
+                "%s cannot be locked: make sure that no other run writes there", self.folder
+            )
 
     def _mark(self) -> None:
         """This process's own lock, which shows that the folder is this run's."""

@@ -1,4 +1,4 @@
-"""What a run is for: the trained models, in files that need neither the run nor its checkpoints.
+"""The trained models, in files that need neither the run nor its checkpoints.
 
 model.safetensors           the average of all agents' models
 agents/agent-3.safetensors  the model of each agent hosted here
@@ -9,49 +9,72 @@ The tensors have the names of the module's ``state_dict``.
 """
 
 import json
+import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from parley.code import check_allowed
 from parley.data import Transform
 from parley.data.preparation import Expected, Preparation
-from parley.errors import BadValue, ParleyError
-from parley.files import make_folder, replacing, write_atomically
-from parley.models.architecture import Architecture
-from parley.reading import Unreadable, parse_json, read_text
+from parley.data.tables import Form
+from parley.errors import BadValue, NotWritten, shown
+from parley.files import (
+    SMALL,
+    Unreadable,
+    make_folder,
+    parse_json,
+    read_text,
+    regular,
+    replacing,
+    write_atomically,
+)
+from parley.models.architecture import MOST_AXES, Architecture
 from parley.store.folder import CARD, MODEL, TOKENIZER, environment
-from parley.training.given import architecture_of
+from parley.training.from_python import architecture_of
 from parley.training.run import Run
+from parley.user_code import brief, check_allowed
 
+MOST_VALUES = 1 << 28
+"""Values of one input."""
 Make = nn.Module | Callable[..., nn.Module]
 
 
 class Input(BaseModel):
-    """What a model takes, and what happens to it first."""
+    """A model's inputs, and how they are prepared."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, Field(ge=1, le=MOST_VALUES)], ...] = Field(max_length=MOST_AXES)
     """Of one input."""
     dtype: Literal["uint8", "float32", "int32", "int64"]
     """Of raw inputs; uint8 is scaled to 0..1, and int32 and int64 are token IDs."""
-    mean: tuple[float, ...] = ()
+    mean: tuple[FiniteFloat, ...] = ()
     """Per channel, subtracted after scaling; empty: nothing is."""
-    std: tuple[float, ...] = ()
+    std: tuple[Annotated[FiniteFloat, Field(gt=0)], ...] = ()
     """Per channel, by which the difference is divided."""
-    resize: int = 0
+    resize: int = Field(0, ge=0, le=MOST_VALUES)
     """Images are scaled until their shorter side has this many pixels; 0: they must fit."""
-    crop: int = 0
+    crop: int = Field(0, ge=0, le=MOST_VALUES)
     """Then their central square with this side is used."""
     tokenizer: str = ""
     """The file with the tokenizer, in this folder."""
+    table: Form | None = None
+    """How the columns of a table are encoded."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if math.prod(self.shape) > MOST_VALUES:
+            raise ValueError(f"an input has more than {MOST_VALUES:,} values")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (0, 1, *self.shape[:1]):
+            raise ValueError("mean and std are not those of the channels")
+        return self
 
 
 class Card(BaseModel):
@@ -71,7 +94,7 @@ class Card(BaseModel):
         "language-model",
         "own",
     ] = "classification"
-    """What was learned, which says how the outputs are to be read."""
+    """The task, which determines how outputs are read."""
     labels: tuple[str, ...]
     """Names of the classes, in the order of the model's outputs; numbers have their positions."""
     dtype: Literal["float32", "float64"]
@@ -82,7 +105,7 @@ class Card(BaseModel):
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """Of a run that has come to its end."""
+        """The card of a complete run."""
         problem, placement = run.problem, run.transport.placement
         raw = problem.test.inputs if len(problem.test) else problem.samples[0].inputs
         prepared, transform = problem.preparation, problem.transform
@@ -97,6 +120,7 @@ class Card(BaseModel):
                 resize=prepared.resize,
                 crop=prepared.crop,
                 tokenizer=TOKENIZER if prepared.tokenizer else "",
+                table=prepared.table,
             ),
             task=run.experiment.task,
             labels=problem.class_names,
@@ -137,7 +161,7 @@ def _save(path: Path, module: nn.Module) -> None:
         with replacing(path, temporary):
             save_file(tensors, temporary, {"format": "pt"})
     except (OSError, SafetensorError) as error:
-        raise ParleyError(f"out: {path} cannot be written ({error})") from None
+        raise NotWritten(f"out: {path} cannot be written ({error})") from None
 
 
 def misfits(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -149,7 +173,7 @@ def misfits(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     """
     mine = module.state_dict()
     found = [f"{name} is only in the model" for name in mine if name not in tensors]
-    found += [f"{name} is only in the file" for name in tensors if name not in mine]
+    found += [f"{shown(name)} is only in the file" for name in tensors if name not in mine]
     for name, tensor in tensors.items():
         if name in mine and mine[name].shape != tensor.shape:
             shapes = f"{list(mine[name].shape)} in the model and {list(tensor.shape)} in the file"
@@ -167,15 +191,16 @@ class Trained:
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """What the folder has, if it has a model."""
-        if not (path / CARD).is_file() or not (path / MODEL).is_file():
+        if not os.path.lexists(path / CARD) or not os.path.lexists(path / MODEL):
             return None
         try:
-            return cls(path, Card(**parse_json(read_text(path / CARD))))
-        except (Unreadable, ValidationError, TypeError) as error:
+            return cls(path, Card.model_validate(parse_json(read_text(path / CARD, SMALL))))
+        except (Unreadable, ValidationError) as error:
             why = str(error)
             if isinstance(error, ValidationError):
                 first = error.errors()[0]
-                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+                where = ".".join(shown(part) for part in first["loc"])
+                why = ": ".join(filter(None, [where, first["msg"]]))
             valid = "the folder of a run that this version understands"
             raise BadValue("run", str(path), valid, f"{CARD}: {why}") from None
 
@@ -187,19 +212,27 @@ class Trained:
         remedy: str = "",
     ) -> nn.Module:
         """The average of all agents' models, or one agent's own, ready to be used."""
-        module = self._built(build, allow_code, remedy).to(getattr(torch, self.card.dtype))
         tensors = self._tensors(agent)
+        made = self.card.architecture
+        if build is None and made.kind == "name" and not made.reads_weights:
+            # Looked at before it is built: a file may ask for more memory than there is.
+            with torch.device("meta"):
+                self._check_fit(self._built(build, allow_code, remedy), tensors)
+        module = self._built(build, allow_code, remedy).to(getattr(torch, self.card.dtype))
+        self._check_fit(module, tensors)
+        module.load_state_dict(tensors)
+        return module.eval()
+
+    def _check_fit(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         if strange := misfits(module, tensors):
             more = f", and {len(strange) - 1} more" * (len(strange) > 1)
             name = self.card.architecture.model
             raise BadValue("model", name, "the model that was trained", f"{strange[0]}{more}")
-        module.load_state_dict(tensors)
-        return module.eval()
 
     def _built(self, build: Make | None, allow_code: Collection[str], remedy: str) -> nn.Module:
         made = self.card.architecture
         if build is not None:
-            from parley.training.given import builder_of
+            from parley.training.from_python import builder_of
 
             return builder_of(build)()
         if made.kind == "python":
@@ -209,11 +242,15 @@ class Trained:
             module = made.model.partition(":")[0]
             allowed = [allow_code] if isinstance(allow_code, str) else allow_code
             check_allowed(made.model, allowed, remedy or f"model(allow_code={module!r})")
-        return made.build()
+        try:
+            return made.build()
+        except (ArithmeticError, RuntimeError, TypeError, ValueError, MemoryError) as error:
+            why = f"{CARD}: {brief(error)}"
+            raise BadValue("model", made.model, "a model that can be built", why) from error
 
     def _tensors(self, agent: int | None) -> Mapping[str, Tensor]:
         path = self.path / (MODEL if agent is None else agent_file(agent))
-        if not path.is_file():
+        if agent is not None and not os.path.lexists(path):
             held = sorted(
                 int(file.stem.removeprefix("agent-"))
                 for file in self.path.glob("agents/agent-*.safetensors")
@@ -222,9 +259,10 @@ class Trained:
             valid = f"one of {', '.join(map(str, held))}" if held else "none"
             raise BadValue("agent", agent, valid, "only agents hosted here have their models here")
         try:
-            tensors: dict[str, Tensor] = load_file(path)
-        except (OSError, SafetensorError) as error:
-            why = f"{path.name}: {error}"
+            with regular(path):
+                tensors: dict[str, Tensor] = load_file(path)
+        except (OSError, SafetensorError, ValueError, MemoryError) as error:
+            why = f"{path.name}: {shown(error, 200)}"
             raise BadValue("run", str(self.path), "a run whose files are intact", why) from None
         return tensors
 
@@ -244,7 +282,7 @@ class Trained:
                 because = f"the inputs have shape {list(about.shape)}"
                 raise BadValue("resize", True, "for models of square images only", because)
             side = crop = about.shape[1]
-        return Expected(about.shape, about.dtype, Preparation(side, crop, text))
+        return Expected(about.shape, about.dtype, Preparation(side, crop, text, about.table))
 
 
 def found(path: Path) -> Trained:

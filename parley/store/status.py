@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from parley.files import write_atomically
+from parley.files import Unreadable, parse_json, read_text, write_atomically
 from parley.training.events import Event, StepDone
 
 STATUS = "status.json"
@@ -46,9 +46,9 @@ def reported(folder: Path | None, locked: bool) -> Iterator[Callable[[Event], No
 
 def mark_stopped(folder: Path) -> None:
     """Marks a run that was stopped on purpose from outside, so that it does not count as died."""
-    with contextlib.suppress(OSError, ValueError):
-        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        if status["state"] == "running":
+    with contextlib.suppress(OSError, Unreadable):
+        status = parse_json(read_text(folder / STATUS))
+        if isinstance(status, dict) and status.get("state") == "running":
             write_atomically(folder / STATUS, json.dumps(status | {"state": "stopped"}) + "\n")
 
 
@@ -108,7 +108,7 @@ class _Status:
         self._begun = False
 
     def __call__(self, event: Event) -> None:
-        """Takes note of an event of the run."""
+        """Handles an event of the run."""
         if not isinstance(event, StepDone):
             return
         now = time.time()

@@ -3,11 +3,12 @@
 import logging
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from parley import algorithms
 from parley.errors import BadValue, ParleyError
@@ -18,6 +19,8 @@ from parley.results.curves import curves_picture
 from parley.results.table import Table, mean_and_spread
 from parley.store.enclosed import enclosed
 from parley.store.folder import EXPERIMENT, RunFolder
+from parley.store.lock import Hold
+from parley.store.status import LOCK
 from parley.sweep.jobs import Job, one_by_one, side_by_side
 from parley.training import problem as problems
 from parley.training.record import value
@@ -37,8 +40,15 @@ class Method:
     """An algorithm to compare, with the settings written after its name."""
 
     name: str
-    settings: dict[str, str]
+    settings: dict[str, Any]
     """Hyper-parameters and any other fields of an experiment; they override the common ones."""
+    own: algorithms.AlgorithmKind | None = None
+    """The user's own algorithm, if the name is not one of Parley's."""
+
+    @property
+    def kind(self) -> algorithms.AlgorithmKind:
+        """The algorithm."""
+        return self.own or algorithms.find(self.name)
 
     @property
     def key(self) -> str:
@@ -54,24 +64,34 @@ class Method:
         >>> made.lr, made.batch, made.algorithm.alpha
         (0.01, 16, 0.0)
         """
-        return Experiment.of(**on_top(common, {"algorithm": {"name": self.name, **self.settings}}))
+        return Experiment.of(**on_top(common, {"algorithm": {"name": self.kind, **self.settings}}))
 
 
 TUNABLE = ("lr", "gamma")
 """What tuning may set."""
 
 
-def parse_algorithms(specs: str) -> list[Method]:
+def parse_algorithms(
+    specs: str, own: Callable[[str], dict[str, Any] | None] | None = None
+) -> list[Method]:
     """What to compare, from ``dpsgd,ngc:alpha=0:lr=0.01,ngc``; ``all`` stands for every algorithm.
 
+    `own` finds a user's algorithm: its table, or None for the name of one of Parley's.
+
     >>> parse_algorithms("choco:codec=topk:0.01,dpsgd:topology=circulant:1,5")[1]
-    Method(name='dpsgd', settings={'topology': 'circulant:1,5'})
+    Method(name='dpsgd', settings={'topology': 'circulant:1,5'}, own=None)
     """
     chosen = []
     names = ",".join(algorithms.ALGORITHMS) if specs == "all" else specs
     # A comma may be part of a value, as in circulant:1,5: then no algorithm's name follows it.
     for spec in (s.strip() for s in re.split(r",(?!\s*[\d.]|[^:,]*=)", names) if s.strip()):
         name, settings = named_with(spec, "algorithms")
+        if "metrics" in settings:
+            valid = "metrics for all of them, for example --metrics f1,auroc"
+            raise BadValue("algorithms", spec, valid, "all rows of a table have the same columns")
+        if own and (table := own(spec)):
+            chosen.append(Method(name, table, table.pop("name")))
+            continue
         if ":" in name.partition("+")[0]:
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         chosen.append(Method(name, settings))
@@ -80,7 +100,7 @@ def parse_algorithms(specs: str) -> list[Method]:
     return chosen
 
 
-def check_used(options: Mapping[str, Any], kinds: Sequence[algorithms.Kind]) -> None:
+def check_used(options: Mapping[str, Any], kinds: Sequence[algorithms.AlgorithmKind]) -> None:
     """Refuses a hyper-parameter that none of the algorithms has."""
     for name in ALGORITHM_OPTIONS:
         if name in options and not any(name in kind.options() for kind in kinds):
@@ -98,7 +118,7 @@ def experiments_of(methods: Sequence[Method], common: Mapping[str, Any]) -> list
         except BadValue as error:
             if error.field != "variant" or "variant" in method.settings:
                 raise
-            fit = [m for m in methods if "gradient_at" in algorithms.find(m.name).options()]
+            fit = [m for m in methods if "gradient_at" in m.kind.options()]
             alone = ", ".join(f"{m.name}:variant={common['variant']}" for m in fit)
             words = f"{error}; to use it only where it exists: {alone}" if fit else str(error)
             raise error.saying(words) from None
@@ -217,12 +237,26 @@ def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
 
 def compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
     """Runs all jobs, `parallel` at a time; finished ones are left as they are."""
-    # Invalid input is found here, before anything is written or started.
     if out.exists() and not out.is_dir():
         raise BadValue("out", str(out), "a folder", "it is a file")
-    if not resume and out.exists() and any(out.iterdir()):
+    _check_empty(out, resume)  # before a lock is left in somebody's folder
+    # Of two comparisons in one folder, each could hold runs that the other needs.
+    with Hold(out, uuid4().hex, rank=0) as hold:
+        hold.settle([hold.take()])
+        _check_empty(out, resume)  # another may have been here in the meantime
+        _compare(todo, parallel, out, resume)
+
+
+def _check_empty(out: Path, resume: bool) -> None:
+    if resume or not out.exists():
+        return
+    if any(not path.name.startswith(LOCK) for path in out.iterdir()):
         because = "it is not empty; use --resume to continue a comparison"
         raise BadValue("out", str(out), "a new or empty folder", because)
+
+
+def _compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> None:
+    # Invalid input is found here, before anything is written or started.
     for job in todo:
         if (job.out / EXPERIMENT).exists():
             kept = enclosed(job.experiment, problems.topology_of(job.experiment))
@@ -295,7 +329,9 @@ def rows(done: Sequence[Job]) -> list[dict[str, Any]]:
         first = runs[0].experiment
         row: dict[str, Any] = {"algorithm": first.algorithm.name, "label": label}
         row |= {"agents": first.agents, "topology": first.topology, "lr": first.lr}
-        row |= {"epochs": first.epochs, "seeds": len(runs)}
+        trained = [end["epoch"] for end in ends]
+        row |= {"epochs": statistics.mean(trained), "seeds": len(runs)}
+        row["stopped"] = min(trained) < first.epochs
         row["momentum"] = first.algorithm.momentum_label
         network = (NETWORK,) if all(NETWORK in end for end in ends) else ()
         measured = [m.field(form) for m in first.measures for form in FORMS]
@@ -315,32 +351,36 @@ def columns_of(made: Sequence[dict[str, Any]]) -> list[Column]:
     """The columns for what was measured: all forms of the first metric, the averaged model of every
     other."""
     first, *others = of_record(made[0]) if made else [KNOWN["accuracy"]]
-    unit, form = (", %", ".1f") if first.share else ("", ".4g")
+    unit, form, spread = (", %", ".1f", ".1f") if first.share else ("", ".4g", ".2g")
     name = f"{first.title},\n" * (first.name != "accuracy" or bool(others))
     titles = {"averaged\nmodel": "mean_model", "own\nmodels": "own"}
     titles |= {"after\ngossip": "after_gossip"}
     columns: list[Column] = [
-        (f"{name}{title}{unit}", first.field(of), first.factor, form, form)
+        (f"{name}{title}{unit}", first.field(of), first.factor, form, spread)
         for title, of in titles.items()
     ]
     for measure in others:
-        unit, form = (", %", ".1f") if measure.share else ("", ".4g")
+        unit, form, spread = (", %", ".1f", ".1f") if measure.share else ("", ".4g", ".2g")
         title = f"{measure.title},\naveraged\nmodel{unit}"
-        columns.append((title, measure.field("mean_model"), measure.factor, form, form))
+        columns.append((title, measure.field("mean_model"), measure.factor, form, spread))
     return [*columns, ("consensus\ndistance", "consensus_distance", 1, ".3g", ".1g")]
 
 
 def table(made: Sequence[dict[str, Any]]) -> Table:
-    """One line per method; with the momentum of each where they are not all the same."""
+    """One line per method; with the epochs and the momentum of each where they differ."""
     seconds = "network\nseconds" if any(NETWORK in row for row in made) else "seconds"
     columns = columns_of(made)
     headings = ["", *(heading for heading, *_ in columns), "MB sent\nper agent", seconds]
-    cells = [_cells(row, columns) for row in made]
+    found = Table(headings, [_cells(row, columns) for row in made])
+    if any(row.get("stopped") for row in made):
+        found = found.beside("epochs", [f"{row['epochs']:.4g}" for row in made])
+    return with_momentum(found, made)
+
+
+def with_momentum(table: Table, made: Sequence[Mapping[str, Any]]) -> Table:
+    """The table with the momentum of each method, unless all have the same."""
     momenta = [row.get("momentum", "none") for row in made]
-    if len(set(momenta)) > 1:
-        headings.append("momentum")
-        cells = [[*line, momentum] for line, momentum in zip(cells, momenta, strict=True)]
-    return Table(headings, cells)
+    return table.beside("momentum", momenta) if len(set(momenta)) > 1 else table
 
 
 def _cells(row: dict[str, Any], columns: Sequence[Column]) -> list[str]:

@@ -77,11 +77,8 @@ def table(made: Mapping[str, list[dict[str, Any]]]) -> Table:
             costs = [f"{sent:.3f}", f"{some['seconds'] / some['epochs']:.3f}"]
         lines.append([label, *cells, *costs])
     costs = [f"MB per epoch,\n{first}", f"s per epoch,\n{first}"]
-    momenta = [next(iter(of.values())).get("momentum", "none") for of in by_label.values()]
-    if len(set(momenta)) > 1:
-        costs.append("momentum")
-        lines = [[*line, momentum] for line, momentum in zip(lines, momenta, strict=True)]
-    return Table(["", *partitions, *costs], lines)
+    some_of_each = [next(iter(of.values())) for of in by_label.values()]
+    return comparison.with_momentum(Table(["", *partitions, *costs], lines), some_of_each)
 
 
 def _figure(row: Mapping[str, Any]) -> str:

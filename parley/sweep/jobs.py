@@ -1,5 +1,6 @@
 """Runs to be made, one by one or several at once, and the bars that show how far they are."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from parley.cluster.worker import Watcher
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment
-from parley.files import write_atomically
+from parley.files import SMALL, Unreadable, read_text, write_atomically
 from parley.store.folder import RunFolder
 from parley.store.status import mark_stopped
 from parley.training import problem as problems
@@ -53,8 +54,7 @@ class Job:
     @property
     def failure(self) -> str | None:
         """Why it has no result, if it diverged."""
-        path = self.out / DIVERGED_FILE
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        return reason(self.out)
 
     @property
     def is_done(self) -> bool:
@@ -62,6 +62,17 @@ class Job:
         folder = RunFolder(self.out)
         complete = folder.summary() is not None and not folder.goes_on_for(self.experiment)
         return self.failure is not None or complete
+
+
+def reason(folder: Path) -> str | None:
+    """Why the run in a folder has no result, if it diverged."""
+    path = folder / DIVERGED_FILE
+    if not os.path.lexists(path):
+        return None
+    try:
+        return read_text(path, SMALL)
+    except Unreadable as error:
+        raise ParleyError(f"out: {path} is damaged ({error}); remove it to try again") from None
 
 
 def _execute(job: Job, resume: bool, watch: Watcher) -> None:
@@ -111,14 +122,15 @@ class _Board:
 
     def show(self, job: Job, event: Event) -> None:
         """Shows an event of a run."""
+        ended = False
         match event:
             case StepDone():
                 done, record = event.step / event.steps * job.experiment.epochs, None
             case EpochDone():
-                done, record = event.epoch, event.record
+                done, record, ended = event.epoch, event.record, event.last
             case _:
                 return
-        self._epochs[job.out] = done
+        self._epochs[job.out] = job.experiment.epochs if ended else done
         if self._bars:
             task = self._tasks[job.label]
             alike = (other for other in self._pending if other.label == job.label)
@@ -126,18 +138,18 @@ class _Board:
             if record:
                 self._bars.update(task, status=brief(record))
         else:
-            self._line(job, done, record)
+            self._line(job, done, record, ended)
 
-    def _line(self, job: Job, done: float, record: Record | None) -> None:
+    def _line(self, job: Job, done: float, record: Record | None, ended: bool) -> None:
         """Prints the end of a run, and before it now and then a line for the log of a long one."""
         now = time.monotonic()
         began, before = self._first.setdefault(job.out, (now, done))
         last = self._said.setdefault(job.out, now)
-        ended = record is not None and done == job.experiment.epochs
         if not ended and now - last < LOGGED:
             return
         self._said[job.out] = now
-        words = [] if ended else [f"epoch {done:.4g} of {job.experiment.epochs}"]
+        whole = done == job.experiment.epochs
+        words = [] if whole else [f"epoch {done:.4g} of {job.experiment.epochs}"]
         words += [status(record)] if record else []
         if not ended and done > before:
             left = (job.experiment.epochs - done) * (now - began) / (done - before)
@@ -172,7 +184,8 @@ def one_by_one(pending: Sequence[Job], resume: bool) -> None:
 _events: Any = None  # in a child: where to report what happens
 
 
-def _start_child(events: Any) -> None:
+def _start_child(environment: dict[str, str], events: Any) -> None:
+    os.environ.update(environment)  # the server that starts processes may be older
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops this process
     launch.end_with_parent()
     global _events
@@ -195,7 +208,10 @@ def side_by_side(pending: Sequence[Job], parallel: int, resume: bool) -> None:
                 number, event = events.get_nowait()
                 board.show(pending[number], event)
 
-    with ProcessPoolExecutor(parallel, context, _start_child, (events,)) as pool, board.live():
+    with (
+        ProcessPoolExecutor(parallel, context, _start_child, (dict(os.environ), events)) as pool,
+        board.live(),
+    ):
         futures = [pool.submit(_run_in_child, n, job, resume) for n, job in enumerate(pending)]
         children = list(pool._processes.values())
         try:

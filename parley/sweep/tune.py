@@ -18,10 +18,9 @@ import tomli_w
 
 from parley.algorithms import Algorithm
 from parley.errors import BadValue
-from parley.experiment import Experiment, anchored
-from parley.files import write_atomically
+from parley.experiment import Experiment
+from parley.files import SMALL, Unreadable, anchored, parse_toml, read_text, write_atomically
 from parley.measures import KNOWN
-from parley.reading import SMALL, Unreadable, parse_toml, read_text
 from parley.results.table import Table
 from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
@@ -120,8 +119,9 @@ def plan(
         for number, at in enumerate(points(trials, experiment.seed)):
             chosen = settings_of(experiment.algorithm, at, rates)
             # Only the final result counts, and accuracy after gossip is not needed.
-            measured = {"validation": share, "gossip_rounds": 0}
-            tried = experiment.replace(**chosen, **measured, evaluate_every=experiment.epochs)
+            every = experiment.evaluate_every if experiment.stop_when else experiment.epochs
+            measured = {"validation": share, "gossip_rounds": 0, "evaluate_every": every}
+            tried = experiment.replace(**chosen, **measured)
             place = out / slug(experiment.partition) / slug(label) / f"trial-{number}"
             job = Job(label, tried, place, may_diverge=True)
             made.append(Trial(label, key, number, chosen, experiment.replace(**chosen), job))

@@ -31,6 +31,8 @@ class EpochDone:
 
     epoch: int
     record: Record | None
+    last: bool = False
+    """Whether the run ends with it."""
 
 
 Event = Started | StepDone | EpochDone

@@ -8,6 +8,7 @@ samples.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,38 @@ from parley.wire.transport import Transport
 CHUNK = 512
 """Samples that are evaluated at once."""
 MOST_OUTPUTS = 1 << 24
-"""Numbers that a model may give for them; where it gives more, fewer are evaluated at once."""
+"""Numbers that models may give for them; where they give more, fewer samples, or fewer models, are
+evaluated at once."""
+MOST_PARAMETERS = 1 << 26
+"""Numbers of the models that are sent around to be evaluated at once."""
+COMPARED = 64
+"""Numbers by which two models are compared before all are."""
 MOST_SAMPLES = 1 << 40
 """Test samples of one worker: more than there are."""
 MOST_POOLED = 1 << 24
 """Test samples of one worker if all its outputs are needed in one place."""
+
+
+class Losses(NamedTuple):
+    """The losses of the hosted agents in one step."""
+
+    loss_A: Tensor
+    active_A: Tensor
+    """Which agents took the step."""
+
+    def mean(self, otherwise: float | None) -> float | None:
+        """The mean over the agents that took the step, if any did."""
+        return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
+
+
+class Scores(NamedTuple):
+    """Loss and metrics, ``float64[N, 1 + M]`` for every agent's model, on every worker."""
+
+    own_NM: Tensor
+    gossiped_NM: Tensor
+    """After further gossip."""
+    mean_M: list[float]
+    """Of the averaged model."""
 
 
 class TestSet:
@@ -54,37 +82,52 @@ class TestSet:
         self.pooled = any(scorer.pooled for scorer in self.scorers)
         """Whether some metric needs all predictions in one place."""
         self.chunk = max(1, min(CHUNK, MOST_OUTPUTS // max(1, task.answer_size)))
+        self._together = max(1, MOST_OUTPUTS // (self.chunk * max(1, task.answer_size)))
+        """Models that are evaluated at once, on the same samples."""
 
     def score(self, x_E: Tensor) -> list[float]:
         """Loss and metrics of a model that every process has."""
-        return self._of(x_E, slice(None))
-
-    def scores(self, models_AE: Tensor) -> Tensor:
-        """Loss and metrics of each hosted agent's model, ``float64[A, 1 + M]``."""
-        return torch.tensor([self.score(x_E) for x_E in models_AE], dtype=torch.float64)
+        return self._of([x_E])[0]
 
     def everyone(self, models_AE: Tensor) -> Tensor:
         """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
-        return self.transport.gather(self.scores(models_AE))
+        return self.transport.gather(torch.tensor(self._of([*models_AE]), dtype=torch.float64))
 
-    def _of(self, x_E: Tensor, part: slice) -> list[float]:
-        """Loss and metrics on some of the samples that are here."""
+    def everything(self, own_AE: Tensor, gossiped_AE: Tensor, mean_E: Tensor) -> Scores:
+        """The scores of the agents' models, of those after gossip and of the averaged one, all in
+        one pass over the samples."""
+        *scores, mean_M = self._of([*own_AE, *gossiped_AE, mean_E])
+        own_AM, gossiped_AM = torch.tensor(scores, dtype=torch.float64).split(len(own_AE))
+        gather = self.transport.gather
+        return Scores(gather(own_AM.contiguous()), gather(gossiped_AM.contiguous()), mean_M)
+
+    def _of(self, models: Sequence[Tensor], part: slice = slice(None)) -> list[list[float]]:
+        """Loss and metrics of some models on some of the samples that are here."""
         targets = self.targets[part]
         if not len(targets):
-            return [math.nan] * (1 + len(self.scorers))
-        tally = self._tally(x_E, part)
-        outputs = torch.cat(tally.kept) if tally.kept else torch.empty(0)
-        return figures(self.scorers, tally.numbers(), len(targets), outputs, targets.cpu())
+            return [[math.nan] * (1 + len(self.scorers)) for _ in models]
+        found = []
+        for tally in self._tallies(models, part):
+            outputs = torch.cat(tally.kept) if tally.kept else torch.empty(0)
+            numbers, count = tally.numbers(), len(targets)
+            found.append(figures(self.scorers, numbers, count, outputs, targets.cpu()))
+        return found
 
-    def _tally(self, x_E: Tensor, part: slice = slice(None)) -> Tally:
-        tally = Tally(self.scorers)
+    def _tallies(self, models: Sequence[Tensor], part: slice = slice(None)) -> list[Tally]:
+        """One for each model; a model that is there several times is evaluated once."""
+        different, places = distinct(models)
+        tallies = [Tally(self.scorers) for _ in different]
         both = (self.inputs[part].split(self.chunk), self.targets[part].split(self.chunk))
-        for inputs, targets in zip(*both, strict=True):
-            if len(targets):
-                outputs = self.engine.predict(x_E, inputs)
-                loss = float(self.engine.task.per_sample(outputs, targets).sum())
-                tally.add(loss, outputs, targets)
-        return tally
+        for first in range(0, len(different), self._together):
+            some = slice(first, first + self._together)
+            for inputs, targets in zip(*both, strict=True):
+                if not len(targets):
+                    continue
+                outputs_P = self.engine.predict_each(different[some], inputs)
+                for tally, outputs in zip(tallies[some], outputs_P, strict=True):
+                    loss = float(self.engine.task.per_sample(outputs, targets).sum())
+                    tally.add(loss, outputs, targets)
+        return [tallies[place] for place in places]
 
     def confusion(self, x_E: Tensor, classes: int) -> Tensor:
         """The confusion matrix: samples of each class (row) by predicted class (column).
@@ -92,10 +135,16 @@ class TestSet:
         A model with more outputs than classes has one extra column for all other predictions.
         """
         columns, goal = self.columns(classes), self.engine.task.goal
-        parts = self.inputs.split(self.chunk)
-        answers = torch.cat([goal.answers(self.engine.predict(x_E, part)) for part in parts])
+        parts = [some for part in self._parts() for some in self.inputs[part].split(self.chunk)]
+        given = [self.engine.predict(x_E, part) for part in parts if len(part)]
+        answers = torch.cat([goal.answers(outputs) for outputs in given])
         cells = self.targets * columns + answers.clamp(max=columns - 1)
         return torch.bincount(cells, minlength=classes * columns).view(classes, columns)
+
+    def _parts(self) -> list[slice]:
+        """Samples that are never evaluated together with others: a model's answer to a sample may
+        depend on what else it is asked, in its last bits."""
+        return [slice(None)]
 
     def columns(self, classes: int) -> int:
         """The number of columns of the confusion matrix."""
@@ -128,6 +177,9 @@ class OwnTestSets(TestSet):
         """Whether every hosted agent has its own samples."""
         self.sizes = tuple(sizes) or (0,) * len(transport.placement.agents)
         """How many of them each hosted agent has of its own."""
+        placement = transport.placement
+        self._hosted = [placement.worker_of.count(w) for w in range(placement.workers)]
+        """How many agents each worker hosts."""
         most = MOST_POOLED if self.pooled else MOST_SAMPLES
         if len(samples) > most:
             names = ", ".join(measure.name for measure in engine.task.goal.measures)
@@ -154,30 +206,56 @@ class OwnTestSets(TestSet):
             raise BadValue("data", "own", valid, "there is none")
         return sum(self._counts)
 
+    def _parts(self) -> list[slice]:
+        """Those of each hosted agent, wherever it is hosted; all of them at once, which is faster,
+        if they share them or if rounding depends on the placement anyway."""
+        apart = self.own_each and self.engine.same_in_any_company
+        return self._slices(
+            self.sizes if apart else (len(self.targets), *[0] * len(self.sizes[1:]))
+        )
+
+    def _slices(self, sizes: Sequence[int]) -> list[slice]:
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+    def _of_each(self, models: Sequence[Tensor]) -> list[list[Tally]]:
+        """What is needed of each model's outputs on the samples of each hosted agent."""
+        by_part = [self._tallies(models, part) for part in self._parts()]
+        return [list(of_model) for of_model in zip(*by_part, strict=True)]
+
     def score(self, x_E: Tensor) -> list[float]:
         """Loss and metrics on the samples of all agents."""
-        return self._together([self._tally(x_E)])[0]
+        return self._added(self._of_each([x_E]))[0]
 
     def everyone(self, models_AE: Tensor) -> Tensor:
         """Loss and metrics of every agent's model, ``float64[N, 1 + M]``, on every worker."""
-        row = self.transport.placement.row
-        tallies = [
-            self._tally(self.transport.broadcast(models_AE[row.get(agent, 0)], agent))
-            for agent in range(self.transport.topology.agents)
-        ]
-        return torch.tensor(self._together(tallies), dtype=torch.float64)
+        return torch.tensor(self._added(self._sent_around(models_AE)), dtype=torch.float64)
+
+    def everything(self, own_AE: Tensor, gossiped_AE: Tensor, mean_E: Tensor) -> Scores:
+        """The scores of the agents' models, of those after gossip and of the averaged one."""
+        return Scores(self.everyone(own_AE), self.everyone(gossiped_AE), self.score(mean_E))
+
+    def _sent_around(self, models_AE: Tensor) -> list[list[Tally]]:
+        """Of every agent's model on the samples of each agent hosted here."""
+        row, agents = self.transport.placement.row, self.transport.topology.agents
+        few = max(1, MOST_PARAMETERS // models_AE.shape[1])
+        tallies: list[list[Tally]] = []
+        for first in range(0, agents, few):
+            models = [
+                self.transport.broadcast(models_AE[row.get(agent, 0)], agent)
+                for agent in range(first, min(agents, first + few))
+            ]
+            tallies += self._of_each(models)
+        return tallies
 
     def personal(self, models_AE: Tensor, mean_E: Tensor) -> Tensor:
         """Loss and metrics of every agent's model, and of the averaged one, on that agent's own
         samples, ``float64[N, 2, 1 + M]``; NaN for an agent that has none."""
         form = (len(models_AE), 2, 1 + len(self.scorers))
         found = torch.full(form, math.nan, dtype=torch.float64)
-        ends = torch.tensor(self.sizes).cumsum(0).tolist()
-        for row, (end, size) in enumerate(zip(ends, self.sizes, strict=True)):
-            if self.own_each:
-                part = slice(end - size, end)
-                each = [self._of(models_AE[row], part), self._of(mean_E, part)]
-                found[row] = torch.tensor(each, dtype=torch.float64)
+        for row, part in enumerate(self._slices(self.sizes) if self.own_each else ()):
+            each = self._of([models_AE[row], mean_E], part)
+            found[row] = torch.tensor(each, dtype=torch.float64)
         return self.transport.gather(found)
 
     def confusion(self, x_E: Tensor, classes: int) -> Tensor:
@@ -192,19 +270,24 @@ class OwnTestSets(TestSet):
                 said.zero_()
         return torch.stack(every).sum(0)
 
-    def _together(self, tallies: Sequence[Tally]) -> list[list[float]]:
-        """Loss and metrics of some models, given what is known of them on this worker's samples."""
+    def _added(self, tallies_MA: Sequence[Sequence[Tally]]) -> list[list[float]]:
+        """Loss and metrics of some models, given what is known of each on the samples of each agent
+        hosted here. Sums are added in the order of the agents, whoever hosts them."""
         here, refused = self.transport.placement.here, set[int]()
-        said = self.transport.each(torch.stack([tally.numbers() for tally in tallies]))
-        for worker, numbers_NK in enumerate(said):
-            if worker != here and not self._possible(numbers_NK, self._counts[worker]):
+        said_MAK = [self._numbers(tallies) for tallies in tallies_MA]
+        every = self.transport.each(torch.stack(said_MAK))
+        for worker, (numbers_MAK, hosted) in enumerate(zip(every, self._hosted, strict=True)):
+            sums_MK = numbers_MAK[:, :hosted].sum(1)
+            if worker != here and not self._possible(sums_MK, self._counts[worker]):
                 self._report(worker, "reported losses or metrics that cannot be")
                 refused.add(worker)
         found = []
-        for model, tally in enumerate(tallies):
-            outputs = self._gathered_outputs(tally, refused) if self.pooled else None
-            counted = [worker for worker in range(len(said)) if worker not in refused]
-            numbers = torch.stack([said[worker][model] for worker in counted]).sum(0)
+        for model, tallies in enumerate(tallies_MA):
+            outputs = self._gathered_outputs(tallies, refused) if self.pooled else None
+            counted = [worker for worker in range(len(every)) if worker not in refused]
+            rows = {worker: iter(every[worker][model]) for worker in counted}
+            of_agents = [next(rows[w]) for w in self.transport.placement.worker_of if w in rows]
+            numbers = torch.stack(of_agents).sum(0)
             count, targets = sum(self._counts[worker] for worker in counted), torch.empty(0)
             if outputs is not None:
                 places = torch.cat([self._places[worker] for worker in counted]).sort().values
@@ -212,8 +295,14 @@ class OwnTestSets(TestSet):
             found.append(figures(self.scorers, numbers, count, outputs, targets))
         return found
 
+    def _numbers(self, tallies: Sequence[Tally]) -> Tensor:
+        """A row for each agent hosted here, and zeros up to as many as any worker hosts."""
+        rows_AK = torch.stack([tally.numbers() for tally in tallies])
+        padding = max(self._hosted) - len(tallies)
+        return torch.cat([rows_AK, rows_AK.new_zeros(padding, rows_AK.shape[1])])
+
     def _possible(self, numbers_NK: Tensor, count: int) -> bool:
-        """Whether some models can have these sums over so many samples."""
+        """Whether models can have these sums over this many samples."""
         if not bool(numbers_NK.isfinite().all()):
             return False
         answers = count * math.prod(self.targets.shape[1:])
@@ -221,11 +310,12 @@ class OwnTestSets(TestSet):
         each = zip(self.scorers, sums, strict=True)
         return all(scorer.possible(sums_NK, answers) for scorer, sums_NK in each)
 
-    def _gathered_outputs(self, tally: Tally, refused: set[int]) -> Tensor:
+    def _gathered_outputs(self, tallies: Sequence[Tally], refused: set[int]) -> Tensor:
         """A model's outputs for all agents' samples, in the order of the agents; adds workers whose
         outputs cannot be to those that are `refused`."""
         shape, dtype = self.engine.task.answer_shape, self.engine.task.dtype
-        here = torch.cat(tally.kept) if tally.kept else torch.zeros(0, *shape, dtype=dtype)
+        kept = [outputs for tally in tallies for outputs in tally.kept]
+        here = torch.cat(kept) if kept else torch.zeros(0, *shape, dtype=dtype)
         every = self._each(here)
         for worker, outputs in enumerate(every):
             own = worker == self.transport.placement.here
@@ -294,6 +384,28 @@ class OwnTestSets(TestSet):
             guard.report(agent, worker, guard.step, words)
 
 
+def distinct(models: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """Each model once, and which of these every model is.
+
+    With one agent, or where gossip changes nothing, much is the same.
+
+    >>> x_E, y_E = torch.zeros(3), torch.ones(3)
+    >>> distinct([x_E, y_E, x_E.clone()])
+    ([tensor([0., 0., 0.]), tensor([1., 1., 1.])], [0, 1, 0])
+    """
+    different: list[Tensor] = []
+    places = []
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for x_E in models:
+        few = alike.setdefault(tuple(x_E[:: len(x_E) // COMPARED + 1].tolist()), [])
+        place = next((k for k in few if torch.equal(different[k], x_E)), len(different))
+        if place == len(different):
+            few.append(place)
+            different.append(x_E)
+        places.append(place)
+    return different, places
+
+
 def mean_model(x_AD: Tensor, transport: Transport, step: int = 0) -> Tensor:
     """The average of all agents' models, ``[D]``, on every worker."""
     total_D = transport.total(x_AD.double(), "evaluation", step)
@@ -323,8 +435,8 @@ def after_gossip(x_AD: Tensor, hood: Neighbourhood, rounds: int, gamma: float) -
     return x_AD / w_A1 if push_sum else x_AD
 
 
-def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tuple[float, float]:
-    """Norms of the bias terms ε (model variance) and ω (data variance), averaged over agents.
+def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> Tensor:
+    """Norms of each agent's bias terms ε (model variance) and ω (data variance), ``[N, 2]``.
 
     ``printed``: the Euclidean norm of the term, a mean over the neighbourhood with the agent
     itself. ``run``: the mean over neighbours of ‖g - g^ii‖₁ / d.
@@ -343,8 +455,8 @@ def bias_norms(x_AD: Tensor, batch: Batch, hood: Neighbourhood, form: str) -> tu
         else:
             norm_A = torch.zeros_like(count_A).index_add_(0, end_E, difference_ED.abs().mean(1))
             norm_A = norm_A / count_A.clamp(min=1)
-        norms.append(float(hood.transport.gather(norm_A.double()).mean()))
-    return norms[0], norms[1]
+        norms.append(norm_A.double())
+    return hood.transport.gather(torch.stack(norms, 1))
 
 
 def peak_memory_mb() -> float:

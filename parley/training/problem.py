@@ -1,4 +1,4 @@
-"""What is trained on what: loads, partitions and checks everything that an experiment names."""
+"""The problem to train on: loads, partitions and checks everything that an experiment names."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -10,26 +10,32 @@ from torch import Tensor, nn
 
 from parley import data, models
 from parley import graphs as topologies
-from parley.code import check_allowed
 from parley.compute.goals import Goal
 from parley.compute.task import Loss, Task, cross_entropy
-from parley.data import Samples, Transform, own
+from parley.data import Samples, Transform, features, own
 from parley.data import partition as partitions
+from parley.data.mapped import in_memory
+from parley.data.options import Options
 from parley.data.preparation import AS_IS, Preparation
+from parley.data.samples import Data
 from parley.data.targets import CLASSES, strata
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.graphs import Topology
+from parley.measures import LANGUAGE_MODEL
+from parley.models.adapters import adapted, parse_lora
 from parley.models.architecture import Architecture
-from parley.schedule import Own
+from parley.models.text import NEXT_TOKEN
+from parley.schedule import RateFunction
 from parley.training import tasks
-from parley.training.initial import start_from
+from parley.training.initial_weights import start_from
 from parley.training.scoring import Function
+from parley.user_code import check_allowed
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is trained on what: everything that an experiment's names refer to."""
+    """Everything that an experiment's names refer to: graph, model, data, task."""
 
     topology: Topology
     model: Callable[[], nn.Module]
@@ -53,12 +59,14 @@ class Problem:
     """Whether every process has the whole test set, or only that of its own agents."""
     data_are_own: bool = False
     """Whether the training data belong to the hosts, which tell others nothing about them."""
-    lr_decay: Own | None = None
-    """How the learning rate changes, if a Python function says so."""
-    gamma_decay: Own | None = None
+    lr_decay: RateFunction | None = None
+    """How the learning rate changes, if a Python function determines it."""
+    gamma_decay: RateFunction | None = None
     """The same for the averaging rate."""
     preparation: Preparation = AS_IS
     """How inputs were made of files."""
+    standardise: bool = False
+    """Whether the columns of the agents' tables still have to be, over the rows of all agents."""
 
 
 def builder(
@@ -76,10 +84,13 @@ def architecture_of(
     kind: Literal["name", "code"] = "code" if models.is_code(experiment.model) else "name"
     if kind == "code":
         check_allowed(experiment.model)
+    options = dict(experiment.model_options)
+    if experiment.task == LANGUAGE_MODEL and experiment.model.startswith("hf:"):
+        options["head"] = NEXT_TOKEN
     return Architecture(
         model=experiment.model,
         kind=kind,
-        options=experiment.model_options,
+        options=options,
         input_shape=tuple(like.inputs.shape[1:]),
         classes=tasks.outputs_of(experiment, class_names, like.targets),
     )
@@ -110,50 +121,32 @@ def problem(
     experiment.algorithm.check(topology)
     hosted = range(topology.agents) if agents is None else agents
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
-    options = experiment.data_options
-    places = places or None
-    may_call = places is not None
-    if OWN in (experiment.data, experiment.partition):
-        places = places or {}
-    elif places:
-        valid = 'none, unless the experiment has data = "own" or partition = "own"'
-        raise BadValue("data_here", next(iter(places.values())), valid)
-    elif (folders := partitions.folders(experiment.partition)) is not None:
-        if len(folders) != topology.agents:
-            raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
-        places = dict(enumerate(folders))
+    may_call = bool(places)
+    places = _places(experiment, topology, places or None)
     if experiment.data == OWN:
         made = _own_problem(experiment, hosted, topology, build, places or {}, tokenizer)
         return with_task(made, experiment, None, loss, functions)
-    source = data.load(experiment.data, experiment.data_root, options, tokenizer)
-    fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
-    targets = source.train.targets
-    used = data.share_of(targets, fraction, seed)
-    if validation:
-        left, held = data.hold_out(targets[used], validation, seed)
-        source = replace(source, test=source.train.take(used[held]))
-        used = used[left]
-    source = replace(source, test=share_of_test(source.test, experiment))
+    options, root, task = experiment.data_options, experiment.data_root, experiment.task
+    kind, _, column = experiment.partition.partition(":")
+    group, whole = column if kind == "column" else "", not experiment.validation
+    loaded = data.load(experiment.data, root, options, tokenizer, task, whole, group)
+    source, used = _shares(loaded, experiment)
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
-    classes = len(source.class_names)
-    build = build or builder(experiment, source.test, source.class_names)
-    note = ""
+        build = builder(experiment, source.test, source.class_names)
+    note, known = "", None
     if places is not None:
-        like, root = experiment.data, experiment.data_root
-        names = source.class_names
-        found = own.load(
-            places, hosted, names, like, root, options, tokenizer, may_call, experiment.task
-        )
+        names, like = source.class_names, experiment.data
+        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call, task)
         # No agent trains on the common samples, held out or not.
+        fraction, seed = experiment.fraction, experiment.seed
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
-        labels = strata(targets)
-        if experiment.task in CLASSES:
-            partitions.check_labels(labels[used], classes)
-        split = partitions.partition(experiment.partition, labels, topology, seed, used)
-        samples = [source.train.take(split.indices[agent]) for agent in hosted]
-        note = split.note
+        split = _dealt(source, used, experiment, topology)
+        samples = [
+            _seen(source.train.take(split.indices[agent]), agent, experiment) for agent in hosted
+        ]
+        note, known = split.note, [source.train.targets[used]]
     made = Problem(
         topology=topology,
         model=build,
@@ -165,8 +158,51 @@ def problem(
         data_are_own=places is not None,
         preparation=source.preparation,
     )
-    known = None if places is not None else [targets[used]]
     return with_task(made, experiment, known, loss, functions)
+
+
+def _places(
+    experiment: Experiment, topology: Topology, places: Mapping[int, str] | None
+) -> Mapping[int, str] | None:
+    """Where agents' own data are; None if a dataset is dealt out to them."""
+    if OWN in (experiment.data, experiment.partition):
+        return places or {}
+    if places:
+        valid = 'none, unless the experiment has data = "own" or partition = "own"'
+        raise BadValue("data_here", next(iter(places.values())), valid)
+    folders = partitions.folders(experiment.partition)
+    if folders is None:
+        return None
+    if len(folders) != topology.agents:
+        raise BadValue("partition", experiment.partition, f"{topology.agents} folders")
+    return dict(enumerate(folders))
+
+
+def _shares(source: Data, experiment: Experiment) -> tuple[Data, partitions.Indices]:
+    """A source with the test samples that count, and which of its training samples are used."""
+    targets, seed = source.train.targets, experiment.seed
+    used = data.share_of(targets, experiment.fraction, seed)
+    if experiment.validation:
+        left, held = data.hold_out(targets[used], experiment.validation, seed)
+        source = replace(source, test=in_memory(source.train.take(used[held])))
+        used = used[left]
+    return replace(source, test=share_of_test(source.test, experiment)), used
+
+
+def _dealt(
+    source: Data, used: partitions.Indices, experiment: Experiment, topology: Topology
+) -> partitions.Partition:
+    labels = strata(source.train.targets)
+    if experiment.task in CLASSES:
+        partitions.check_labels(labels[used], len(source.class_names))
+    spec, seed = experiment.partition, experiment.seed
+    return partitions.partition(spec, labels, topology, seed, used, source.groups)
+
+
+def _seen(samples: Samples, agent: int, experiment: Experiment) -> Samples:
+    """An agent's samples as it sees them, which a partition may decide."""
+    spec, agents, seed = experiment.partition, experiment.agents, experiment.seed
+    return features.changed(spec, samples, agent, agents, seed)
 
 
 def with_task(
@@ -208,7 +244,13 @@ def _own_problem(
     found = own.load(places, hosted, None, "", root, options, tokenizer, task=task, ignored=ignored)
     names = found.class_names
     made = of_the_hosts(experiment, topology, build, found.samples, found.tests, names)
-    return replace(made, preparation=found.preparation)
+    return prepared(made, found.preparation, experiment)
+
+
+def prepared(made: Problem, how: Preparation, experiment: Experiment) -> Problem:
+    """A problem of hosts' own data that were prepared like this."""
+    wanted = Options.of(experiment.data_options).standardise
+    return replace(made, preparation=how, standardise=how.table is not None and wanted)
 
 
 def of_the_hosts(
@@ -240,18 +282,27 @@ def of_the_hosts(
         class_names=names,
         test_is_shared=False,
         data_are_own=True,
+        preparation=Options.of(experiment.data_options).preparation,
     )
 
 
 def task_of(experiment: Experiment, problem: Problem) -> Task:
     """The model to train, initialised identically in every process."""
     device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
+    model = model_of(experiment, problem.model)
+    return Task(model, problem.loss, dtype, device, problem.goal, experiment.precision)
+
+
+def model_of(experiment: Experiment, build: Callable[[], nn.Module]) -> nn.Module:
+    """The model that every agent starts from, with its adapters if there are any."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(experiment.seed)
-        model = problem.model()
+        model = build()
         if experiment.init:
             start_from(model, experiment.init)
-    return Task(model, problem.loss, dtype, device, problem.goal)
+        if lora := parse_lora(experiment.lora):
+            model = adapted(model, lora)
+    return model
 
 
 def device_of(name: str) -> torch.device:

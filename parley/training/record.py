@@ -5,7 +5,7 @@ Needs only the standard library: the dashboard reads records without torch.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Required, TypedDict, cast
 
 
@@ -51,7 +51,7 @@ class Record(TypedDict, total=False):
     their own."""
     accuracy_personal_mean_model_agents: list[float | None]
     """Accuracy of the averaged model on each agent's own test samples."""
-    test_samples_agents: list[float | None]
+    test_samples_agents: list[int | None]
     """How many test samples each agent has of its own."""
     consensus_distance: float
     """Root mean square distance of the agents' models from their average."""
@@ -89,16 +89,14 @@ class Parsed(NamedTuple):
     damaged: list[int]
 
 
-def parse_records(text: bytes) -> Parsed:
-    """All records, in the order of the file.
+def parse_lines(lines: Iterable[bytes]) -> Parsed:
+    """The records in lines, each without its newline.
 
-    A last line without its newline is still being written: neither a record nor damaged.
-
-    >>> parse_records(b'{"epoch": 1}\\nnonsense\\n{"epoch": 2}\\n{"epo')
+    >>> parse_lines([b'{"epoch": 1}', b"nonsense", b'{"epoch": 2}'])
     Parsed(records=[{'epoch': 1}, {'epoch': 2}], damaged=[2])
     """
     records, damaged = [], []
-    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+    for number, line in enumerate(lines, start=1):
         record = parse_record(line)
         if record is None:
             damaged.append(number)

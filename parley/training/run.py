@@ -5,62 +5,67 @@ Axes: A agents hosted here, N all agents, D flat parameters, S flat statistics, 
 Everything outside (progress, records on disk, checkpoints) consumes what `Run.events` yields.
 """
 
-import logging
 import math
-import os
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from parley import data
 from parley.algorithms import Algorithm
-from parley.compute import choose as engines
-from parley.compute.engine import Engine
-from parley.compute.task import TRIED, Task
-from parley.compute.threads import usable_cores
+from parley.compute.batching import gathered
+from parley.compute.task import NONE, Task
+from parley.compute.weighted import WeightedEngine
 from parley.data import Batch, Batches
+from parley.data_sizes import BALANCED, SIZE, Sizes
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
 from parley.measures import PERSONAL, Measure
 from parley.neighbourhood import Meter, Neighbourhood
-from parley.stopping import Callbacks, parse_stop
-from parley.training import metrics, statistics
+from parley.stopping import Callbacks, parse_stop, says_stop
+from parley.training import metrics, run_setup, statistics
 from parley.training.events import EpochDone, Event, Started, StepDone
-from parley.training.pace import Pace
+from parley.training.metrics import Losses
+from parley.training.pace import Pace, sizes_of
 from parley.training.problem import Problem, device_of, task_of
 from parley.training.record import Record
-from parley.wire import clock as links
-from parley.wire.guard import Guard
 from parley.wire.transport import Kind, Transport
-
-log = logging.getLogger(__name__)
 
 OWN_DATA = " on its own test samples"
 """Where a metric may be unknown because an agent has none."""
 
 
 def _present(values_N: Tensor) -> Tensor:
-    """Without what is not there."""
+    """Without unknown values."""
     return values_N[~values_N.isnan()] if bool(values_N.isnan().any()) else values_N
-
-
-class Losses(NamedTuple):
-    """The losses of the hosted agents in one step."""
-
-    loss_A: Tensor
-    active_A: Tensor
-    """Which agents took the step."""
-
-    def mean(self, otherwise: float | None) -> float | None:
-        """The mean over the agents that took the step, if any did."""
-        return float(self.loss_A[self.active_A].mean()) if self.active_A.any() else otherwise
 
 
 class Run:
     """One worker's share of an experiment: the state of its agents, and its progress."""
+
+    state: Any
+    """The algorithm's state of the hosted agents."""
+    b_AS: Tensor
+    """The running statistics of the hosted agents' models; there may be none."""
+    epoch: int
+    """Epochs completed so far."""
+    step: int
+    """Steps completed so far."""
+    losses: list[Losses]
+    """Losses of the hosted agents in each step of the epoch."""
+    seconds: float
+    """Time spent in training steps so far, without evaluation."""
+    records: list[Record]
+    """All so far, of this process or before."""
+    stopped: str
+    """Why the run ends before its last epoch, if it does."""
+    factor_A1: Tensor | None
+    """How much the losses of the hosted agents count, where they do not count equally."""
+    own_tests: metrics.OwnTestSets | None
+    """The agents' own test samples, where they have them."""
+    test_samples_absent: int
+    """Test samples that are missing because their hosts are."""
 
     def __init__(
         self,
@@ -68,133 +73,85 @@ class Run:
         problem: Problem,
         transport: Transport,
         task: Task | None = None,
-        steps_per_epoch: int | None = None,
+        sizes: Sizes | None = None,
         test_samples: int | None = None,
         callbacks: Callbacks | None = None,
     ) -> None:
-        """`steps_per_epoch` and `test_samples` count all agents, even those that are absent."""
+        """`sizes` and `test_samples` count all agents, even those that are absent."""
         self.experiment = experiment
         self.problem = problem
-        self.transport = transport
         self.algorithm = experiment.algorithm
         self.note = problem.note
-        placement = transport.placement
-        device = device_of(experiment.device)
         self.task = task or task_of(experiment, problem)
         self.batches = Batches(
             problem.samples,
-            placement.hosted,
+            transport.placement.hosted,
             experiment.batch,
             problem.transform,
             experiment.seed,
-            device=device,
+            device=device_of(experiment.device),
             dtype=self.task.dtype,
+            balanced=experiment.sampling == BALANCED,
+            gather=gathered,
         )
-        if experiment.links:
-            if len(placement.agents) < placement.topology.agents:
-                raise BadValue(
-                    "links", experiment.links, "workers=1, with all agents in one process"
-                )
-            clock = links.parse(experiment.links, problem.topology, experiment.seed)
-            self.transport = transport = transport.timed(clock)
-        if len(placement.agents) < placement.topology.agents:
-            self.transport = transport = transport.guarded(
-                Guard(self.task.dtype, experiment.suspicious)
-            )
-        self._try_model(problem)
+        self.transport = run_setup.equipped(transport, experiment, problem, self.task)
+        run_setup.try_model(experiment, problem, self.task, self.transport)
         if self.task.layout.size:
             statistics.check_batches(self.task, self.batches)
-        self.engine = self._choose_engine()
+        self.engine = run_setup.choose_engine(experiment, self.task, self.batches, self.transport)
+        counts = self.batches.lengths
+        if sizes is None:
+            sizes = sizes_of(experiment, self.transport.gather(torch.tensor(counts)).tolist())
+        self.factor_A1, self._tester = None, self.engine  # no weight applies to what is tested
+        if experiment.objective == SIZE:
+            factors = sizes.factors(counts)
+            self.factor_A1 = torch.tensor(factors, dtype=torch.float64)[:, None]
+            weights = dict(zip(transport.placement.hosted, factors, strict=True))
+            self.engine = WeightedEngine(self.engine, weights)
+            run_setup.expect_weights(self.transport, factors)
         self.meter = Meter()
-        self.hood = Neighbourhood(transport, self.engine, self.batches, self.meter)
-        tested = (problem.test, problem.transform, self.engine, transport, problem.functions)
-        self.own_tests: metrics.OwnTestSets | None = None
-        """The agents' own test samples, where they have them."""
-        self.test: metrics.TestSet
-        if problem.test_is_shared:
-            self.test = metrics.TestSet(*tested)
-        else:
-            self.test = self.own_tests = metrics.OwnTestSets(*tested, problem.test_sizes)
+        self.hood = Neighbourhood(self.transport, self.engine, self.batches, self.meter)
+        self.test, self.own_tests = self._test_sets()
         # Newcomers can bring more than there was at the start.
         self.test_samples_absent = max(0, (test_samples or 0) - self.test.count)
-        """Test samples that are missing because their hosts are."""
-        if steps_per_epoch is None:
-            sizes = transport.gather(torch.tensor([len(s) for s in problem.samples]))
-            steps_per_epoch = data.steps_per_epoch(sizes.tolist(), experiment.batch)
-        self.steps_per_epoch = steps_per_epoch
-        self.pace = Pace(experiment, steps_per_epoch, problem.lr_decay, problem.gamma_decay)
+        self.steps_per_epoch = steps = sizes.steps_per_epoch
+        self.pace = Pace(experiment, steps, problem.lr_decay, problem.gamma_decay)
         self.callbacks = callbacks or Callbacks()
-        self.stop = parse_stop(experiment.stop_when, experiment.measures)
-        self.stopped = ""
-        """Why the run ends before its last epoch, if it does."""
-        self.records: list[Record] = []
-        """All so far, of this process or before."""
-
-        # Every agent starts from the same weights, whatever its own process initialised.
-        x_D = transport.broadcast(self.task.start(), self._start_agent())
-        x_AD = x_D.expand(len(placement.agents), -1).clone()
-        b_S = self.task.layout.start(x_D)
-        b_S = transport.broadcast(b_S, self._start_agent()) if len(b_S) else b_S
-        self.b_AS = b_S.expand(len(placement.agents), -1).clone()
-        """The running statistics of the hosted agents' models; there may be none."""
-        self.state: Any = self.algorithm.init(x_AD, self.hood)
-        self.epoch = 0
-        """Epochs completed so far."""
-        self.step = 0
-        """Steps completed so far."""
-        self.losses: list[Losses] = []
-        """Losses of the hosted agents in each step of the epoch."""
+        self.stop = parse_stop(
+            *(experiment.stop_when, experiment.measures, bool(experiment.links)),
+            experiment.max_steps,
+        )
+        x_AD, self.b_AS = self._start()
+        self.state = self.algorithm.init(x_AD, self.hood)
+        self.epoch = self.step = 0
+        self.losses, self.records = [], []
+        self.seconds, self.stopped = 0.0, ""
         self._loss: float | None = None
-        self.seconds = 0.0
-        """Time spent in training steps so far, without evaluation."""
         self._earlier_samples = 0
+
+    def _test_sets(self) -> tuple[metrics.TestSet, metrics.OwnTestSets | None]:
+        """The test set, and the same again if every agent has its own."""
+        problem = self.problem
+        tested = (problem.test, problem.transform, self._tester, self.transport, problem.functions)
+        if problem.test_is_shared:
+            return metrics.TestSet(*tested), None
+        own = metrics.OwnTestSets(*tested, problem.test_sizes)
+        return own, own
+
+    def _start(self) -> tuple[Tensor, Tensor]:
+        """The hosted agents' models and statistics. Every agent starts from the same, whatever its
+        own process initialised."""
+        hosted, first = len(self.transport.placement.agents), self._start_agent()
+        x_D = self.transport.broadcast(self.task.start(), first)
+        b_S = self.task.layout.start(x_D)
+        b_S = self.transport.broadcast(b_S, first) if len(b_S) else b_S
+        return x_D.expand(hosted, -1).clone(), b_S.expand(hosted, -1).clone()
 
     def _start_agent(self) -> int:
         """The named agent, or the first one present if it is absent."""
         numbers = self.transport.placement.numbers
         named = self.experiment.start_agent
         return numbers.index(named) if named in numbers else 0 if numbers else named
-
-    def _choose_engine(self) -> Engine:
-        """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
-        name, here = self.experiment.engine, self.transport.placement.here
-        if name == "auto":
-            batch = self.batches.at(0)
-            shape = tuple(batch.inputs.shape[2:])
-            names = engines.candidates(self.task, shape)
-            found = engines.fastest(self.task, batch) if here == 0 else names[0]
-            chosen = int(self.transport.each(torch.tensor(names.index(found)))[0])
-            name = names[min(max(chosen, 0), len(names) - 1)]
-            if how := engines.missed(self.task, shape):
-                log.info("using engine %s, with %s", name, how)
-        log.debug("engine %s, %d threads", name, self._threads())
-        if name == "fused":
-            # It distributes whole gradients; torch's own threads would only get in the way.
-            torch.set_num_threads(1)
-        return engines.build(name, self.task, self.experiment.seed, self._threads())
-
-    def _threads(self) -> int:
-        """The requested number, or this process's share of the cores; never more than agents."""
-        placement = self.transport.placement
-        together = 1 if self.transport.alone_on_host else placement.workers
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", together))
-        threads = self.experiment.threads or max(1, usable_cores() // here)
-        return min(threads, len(placement.agents))
-
-    def _try_model(self, problem: Problem) -> None:
-        """Checks on a few samples that model, loss and data fit together, before anything is
-        written."""
-        names = [f"agent {number}" for number in self.transport.placement.hosted]
-        held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
-        for name, samples in held:
-            if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
-                raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
-        some = problem.test if len(problem.test) else problem.samples[0]
-        few = some.take([i % len(some) for i in range(TRIED)])
-        device = self.task.start().device
-        inputs = problem.transform.normalise(few.inputs, self.task.dtype).to(device)
-        classes = len(problem.class_names)
-        self.task.fit(self.experiment.model, inputs, few.targets.to(device), classes)
 
     @property
     def models_AE(self) -> Tensor:
@@ -209,12 +166,16 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to train."""
-        return bool(self.stopped) or self.epoch >= self.experiment.epochs
+        limit = self.experiment.max_steps
+        enough = limit is not None and self.step >= limit
+        return bool(self.stopped) or enough or self.epoch >= self.experiment.epochs
 
     def about(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the state."""
+        """The part of a checkpoint besides the state."""
         samples = self._earlier_samples + self.meter.samples
-        about = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        about: dict[str, Any] = {"epoch": self.epoch, "seconds": self.seconds, "samples": samples}
+        if self.task.frozen != NONE:  # a checkpoint does not have these
+            about["frozen"] = self.task.frozen
         clock = self.transport.clock
         return about if clock is None else {**about, "clock": clock.state()}
 
@@ -226,6 +187,10 @@ class Run:
         b_AS: Tensor | None = None,
     ) -> None:
         """Continues from a checkpoint."""
+        if about.get("frozen", self.task.frozen) != self.task.frozen:
+            because = "the frozen weights differ from those that the run began with"
+            valid = "the same weights and the same init as when the run began"
+            raise BadValue("model", self.experiment.model, valid, because)
         self.state = state
         self.b_AS = self.b_AS if b_AS is None else b_AS
         self.epoch, self.seconds = about["epoch"], about["seconds"]
@@ -235,6 +200,15 @@ class Run:
             self.transport.clock.restore(about["clock"])
         for kind, value in sent.items():
             self.transport.sent[kind].copy_(value)
+
+    def continue_after(self, records: Sequence[Record]) -> None:
+        """Takes over the records of what was trained before."""
+        self.records = list(records)
+
+    def rebuild(self, x_AD: Tensor, losses: Sequence[Losses]) -> None:
+        """A new state from models that differ, after workers were lost or came back."""
+        self.state = self.algorithm.init(x_AD, self.hood, apart=True)
+        self.losses = list(losses)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end; yields after every step and every epoch."""
@@ -247,8 +221,9 @@ class Run:
                 started = time.perf_counter()
                 hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
-                self._follow_statistics(batch)
+                before_AD = self._before_the_step()
                 self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
+                self._follow_statistics(before_AD, batch)
                 self._mix_statistics(hood, algorithm)
                 losses = self._checked_losses(loss_A, active_A)
                 self.losses.append(losses)
@@ -270,18 +245,24 @@ class Run:
                 asked = self._asked("on_record", record)
                 self.stopped = self.stopped or asked or self.stop.reason(self.records)
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
-            yield EpochDone(self.epoch, record)
+            yield EpochDone(self.epoch, record, self.is_over)
             self.losses.clear()
 
-    def _follow_statistics(self, batch: Batch) -> None:
-        """Before a step: it may change the models in their place."""
-        if self.task.layout.size:
-            self.b_AS = statistics.moved(self.task, self.state.x_AD, self.b_AS, batch)
+    def _before_the_step(self) -> Tensor | None:
+        """The models whose running statistics the step will move, if there are any. A copy: a step
+        may change models in their place."""
+        return self.state.x_AD.clone() if self.task.layout.size else None
+
+    def _follow_statistics(self, before_AD: Tensor | None, batch: Batch) -> None:
+        """After a step: by then an engine may know what the models have seen of the batch."""
+        if before_AD is not None:
+            rows = range(len(before_AD))
+            self.b_AS = self.engine.moved(before_AD, self.b_AS, batch, rows)
 
     def _mix_statistics(self, hood: Neighbourhood, algorithm: Algorithm) -> None:
         """After a step in which models were averaged."""
         mixed = self.experiment.buffers == "mixed" and self.task.layout.size
-        if mixed and (self.step + 1) % algorithm.round_steps == 0:
+        if mixed and algorithm.averages(hood.seed, self.step):
             self.b_AS = statistics.mixed(self.b_AS, hood, algorithm.gossip_rate)
 
     def mean_model(self) -> Tensor:
@@ -289,8 +270,8 @@ class Run:
         mean_D = metrics.mean_model(self.state.x_AD, self.transport, self.step - 1)
         if not self.task.layout.size:
             return mean_D
-        found = (self.task, mean_D, self.b_AS, self.batches, self.transport, self.step - 1)
-        return torch.cat([mean_D, statistics.estimated(*found)])
+        found = (self.engine, mean_D, self.b_AS, self.batches, self.transport, self.step - 1)
+        return torch.cat([mean_D, statistics.estimated(*found, self.factor_A1)])
 
     def _gossiped(self) -> Tensor:
         """The models after further gossip, with their running statistics, [A, E]."""
@@ -302,11 +283,11 @@ class Run:
         return torch.cat([x_AD, b_AS], 1)
 
     def _asked(self, name: str, what: object) -> str:
-        """Asks a callback; what one worker hears, all do."""
+        """Asks a callback; the first worker's answer counts for all."""
         if (callback := getattr(self.callbacks, name)) is None:
             return ""
-        answer = torch.tensor(float(callback(what) is True), dtype=torch.float64)
-        return f"{name} said so" if float(self.transport.sum(answer)) else ""
+        answer = torch.tensor(float(says_stop(callback(what))), dtype=torch.float64)
+        return f"{name} said so" if float(self.transport.each(answer)[0]) == 1 else ""
 
     def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):
@@ -364,6 +345,9 @@ class Run:
             guard.report(placement.number(agent), worker, self.step - 1, words)
         return values_N.double().masked_fill(bad_N, math.nan)
 
+    def _mean_norm(self, norm_N: Tensor) -> float:
+        return float(_present(self._reported("the norm of a bias", norm_N)).mean())
+
     def _by_agent(self, values: list[float]) -> list[float | None]:
         """In the order of the experiment's agents, with None for absent ones."""
         numbers = self.transport.placement.numbers or range(len(values))
@@ -394,7 +378,7 @@ class Run:
         return found
 
     def _figures(self, measure: Measure, values_N: Tensor, where: str = "") -> Tensor:
-        """What a metric is for each agent's model; NaN for what cannot be, and what is unknown."""
+        """A metric of each agent's model; NaN if it is impossible or unknown."""
         a = "an" if measure.name[0] in "aeiou" else "a"
         least = -math.inf if measure.least is None else measure.least
         unknown = not measure.certain or where == OWN_DATA
@@ -410,7 +394,8 @@ class Run:
             return {}
         sizes = torch.tensor(self.own_tests.sizes, dtype=torch.float64)
         size_N = self._reported("test samples", self.transport.gather(sizes))
-        found: dict[str, Any] = {"test_samples_agents": self._by_agent(size_N.tolist())}
+        counts = [None if n is None else int(n) for n in self._by_agent(size_N.tolist())]
+        found: dict[str, Any] = {"test_samples_agents": counts}
         for place, measure in enumerate(self.experiment.measures, start=1):
             for column, form in enumerate(PERSONAL):
                 values_N = self._figures(measure, scores_N2M[:, column, place], OWN_DATA)
@@ -435,20 +420,12 @@ class Run:
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         mean_E = self.mean_model()
         mean_D = mean_E[: self.task.size]
-        own_NM = self.test.everyone(self.models_AE)
+        own_NM, gossiped_NM, mean_M = self.test.everything(self.models_AE, self._gossiped(), mean_E)
         self._check_losses(own_NM[:, 0])
-        gossiped_NM = self.test.everyone(self._gossiped())
-        mean_M = self.test.score(mean_E)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         square_N = metrics.squared_distances(x_AD, mean_D, transport)
         square_N = _present(self._reported("a squared distance", square_N))
-        # Some agents rest in some steps, and one that has just joined has taken none this epoch.
-        trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
-        for loss_A, active_A in self.losses:
-            trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
-        trained_N2 = transport.gather(trained_A2)
-        self._reported("a training loss", trained_N2[:, 0], least=-math.inf)
-        trained = trained_N2[trained_N2.isfinite().all(1)].sum(0)
+        trained = self._trained()
         sent = {
             kind: _present(self._reported("bytes", transport.gather(value)).double()).mean()
             for kind, value in transport.sent.items()
@@ -468,17 +445,38 @@ class Run:
             **self._personal(mean_E),
         }
         record = cast(Record, found)
-        if trained[1]:  # a round of local steps may be longer than an epoch, which then has none
-            record["loss_train"] = float(trained[0] / trained[1])
+        if trained is not None:
+            record["loss_train"] = trained
         if suspicious := self._suspicious():
             record["suspicious_messages"] = suspicious
         if self.test_samples_absent:
             record["test_samples_absent"] = self.test_samples_absent
         if experiment.bias_norms != "off":
             batch = self.batches.at(self.step)
-            norms = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
-            record["epsilon_norm"], record["omega_norm"] = norms
-        each_N = transport.gather(torch.full((len(x_AD),), self.seconds).double())
+            norms_N2 = metrics.bias_norms(x_AD, batch, self.hood.aside(), experiment.bias_norms)
+            epsilon_N, omega_N = norms_N2.T.contiguous()
+            record["epsilon_norm"] = self._mean_norm(epsilon_N)
+            record["omega_norm"] = self._mean_norm(omega_N)
+        self._add_costs(record, samples)
+        return record
+
+    def _trained(self) -> float | None:
+        """The training loss of the epoch; a round of local steps may be longer than an epoch, which
+        then has none."""
+        x_AD = self.state.x_AD
+        # Some agents rest in some steps, and one that has just joined has taken none this epoch.
+        trained_A2 = torch.zeros(len(x_AD), 2, dtype=torch.float64, device=x_AD.device)
+        for loss_A, active_A in self.losses:
+            trained_A2 += torch.stack([loss_A * active_A, active_A.double()], 1)
+        trained_N2 = self.transport.gather(trained_A2)
+        self._reported("a training loss", trained_N2[:, 0], least=-math.inf)
+        loss, steps = trained_N2[trained_N2.isfinite().all(1)].sum(0).tolist()
+        return loss / steps if steps else None
+
+    def _add_costs(self, record: Record, samples: float) -> None:
+        """Time and memory."""
+        transport = self.transport
+        each_N = transport.gather(torch.full((len(self.state.x_AD),), self.seconds).double())
         seconds = float(_present(self._reported("seconds", each_N)).max())
         record["seconds"] = round(seconds, 3)
         record["gradients_per_second"] = round(samples / max(seconds, 1e-9), 1)
@@ -487,4 +485,3 @@ class Run:
         record["peak_memory_mb"] = round(
             self._over_workers("megabytes of memory", metrics.peak_memory_mb()), 1
         )
-        return record

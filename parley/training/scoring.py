@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from parley.compute.goals import Goal
 from parley.errors import BadValue
@@ -27,6 +28,9 @@ from parley.measures import (
     Measure,
 )
 
+AUROC = "auroc"
+RANKED = (AUROC, "auprc")
+"""Areas under curves, which need the order of all samples."""
 SIGNED = ("sum_error",)
 """States of metrics that may be negative."""
 Function = Callable[[Tensor, Tensor], Any]
@@ -81,11 +85,14 @@ class Right(Scorer):
 class FromTorchmetrics(Scorer):
     """A metric of torchmetrics. Its states are added up where all of them are sums."""
 
-    def __init__(self, name: str, goal: Goal, metric: Any, read: str, values: int = 0) -> None:
+    def __init__(
+        self, measure: Measure, goal: Goal, metric: Any, read: str, values: int = 0
+    ) -> None:
         """`values` is how many numbers a regression predicts: some states are as long as that."""
         from torchmetrics.utilities import dim_zero_sum
 
-        self.name = name
+        self.name = measure.name
+        self.measure = measure
         self.goal = goal
         self.metric = metric.set_dtype(torch.float64)
         # Workers exchange sums or predictions themselves, at the same points of a run; torchmetrics
@@ -161,9 +168,24 @@ class FromTorchmetrics(Scorer):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return float(metric.compute())
+                found = metric.compute()
             except (ValueError, RuntimeError):  # R² of one sample, for example
                 return float("nan")
+        if self.name in RANKED:
+            found = found.reshape(-1)[self._ranked(targets)].mean()
+        # It computes in float32 here and there: 1.0000001, which nobody could have.
+        least = -math.inf if self.measure.least is None else self.measure.least
+        return min(max(float(found), least), self.measure.most)
+
+    def _ranked(self, targets: Tensor) -> Tensor:
+        """Which classes or labels the area under a curve exists for: torchmetrics counts others as
+        0, for AUROC, so that nobody who lacks a class could reach 1."""
+        goal = self.goal
+        if goal.task == CLASSIFICATION:
+            held = one_hot(targets, self.metric.num_classes).bool()
+        else:
+            held = targets.bool().view(len(targets), -1)
+        return held.any(0) & ~held.all(0) if self.name == AUROC else held.any(0)
 
 
 class OwnFunction(Scorer):
@@ -219,9 +241,9 @@ def _named(measure: Measure, goal: Goal, outputs: int) -> Scorer:
             "rmse": lambda: regression.MeanSquaredError(squared=False),
             "r2": lambda: regression.R2Score(multioutput="uniform_average"),
         }
-        return FromTorchmetrics(name, goal, errors[name](), "numbers", outputs)
+        return FromTorchmetrics(measure, goal, errors[name](), "numbers", outputs)
     if name == "perplexity":
-        return FromTorchmetrics(name, goal, Perplexity(ignore_index=goal.ignored), "numbers")
+        return FromTorchmetrics(measure, goal, Perplexity(ignore_index=goal.ignored), "numbers")
     made = {
         "balanced_accuracy": "Accuracy",
         "precision": "Precision",
@@ -243,10 +265,12 @@ def _named(measure: Measure, goal: Goal, outputs: int) -> Scorer:
         options["num_classes"] = outputs
     if task == SEGMENTATION:
         options["ignore_index"] = goal.ignored
+    if name in RANKED and task != BINARY:
+        options["average"] = "none"  # the mean is over classes that there are
     if task == BINARY and name == "balanced_accuracy":
         few, options = "Multiclass", {"num_classes": 2}  # the mean recall of both classes
-    read = "likely" if name in ("auroc", "auprc") else "answers"
-    return FromTorchmetrics(name, goal, getattr(classification, few + made)(**options), read)
+    read = "likely" if name in RANKED else "answers"
+    return FromTorchmetrics(measure, goal, getattr(classification, few + made)(**options), read)
 
 
 class Tally:
@@ -286,5 +310,8 @@ def figures(
         return [0.0, *[math.nan] * len(scorers)]
     outputs = torch.empty(0) if outputs is None else outputs
     loss, *sums = numbers.split([1, *(scorer.width for scorer in scorers)])
-    each = zip(scorers, sums, strict=True)
-    return [float(loss) / count, *(scorer.figure(part, outputs, targets) for scorer, part in each)]
+    each = [
+        scorer.figure(part, outputs, targets) for scorer, part in zip(scorers, sums, strict=True)
+    ]
+    known = (value if math.isfinite(value) else math.nan for value in each)
+    return [float(loss) / count, *known]

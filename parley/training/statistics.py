@@ -10,9 +10,9 @@ averaged with the neighbours' whenever models are.
 import torch
 from torch import Tensor
 
-from parley.compute.engine import on_a_cache_line
+from parley.compute.engine import Engine
 from parley.compute.task import Task
-from parley.data import Batch, Batches
+from parley.data import Batches
 from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 from parley.wire.transport import Transport
@@ -23,15 +23,6 @@ ASIDE = 1_000
 """The draw of batches for that: none that training uses."""
 
 
-def moved(task: Task, x_AD: Tensor, b_AS: Tensor, batch: Batch) -> Tensor:
-    """The statistics after each agent's model has seen its own batch."""
-    rows = [
-        task.moved(on_a_cache_line(x_D), b_S, on_a_cache_line(batch.inputs[row, :n]))
-        for row, (x_D, b_S, n) in enumerate(zip(x_AD, b_AS, batch.sizes, strict=True))
-    ]
-    return torch.stack(rows)
-
-
 def mixed(b_AS: Tensor, hood: Neighbourhood, gamma: float) -> Tensor:
     """The statistics after one averaging with the neighbours', with weights that sum to 1."""
     mean_AS = hood.average(b_AS, hood.exchange(b_AS)) / hood.weight_sum_A
@@ -39,12 +30,19 @@ def mixed(b_AS: Tensor, hood: Neighbourhood, gamma: float) -> Tensor:
 
 
 def estimated(
-    task: Task, x_D: Tensor, b_AS: Tensor, batches: Batches, transport: Transport, at: int = 0
+    engine: Engine,
+    x_D: Tensor,
+    b_AS: Tensor,
+    batches: Batches,
+    transport: Transport,
+    at: int = 0,
+    factor_A1: Tensor | None = None,
 ) -> Tensor:
     """The statistics that a model needs on the data of all agents together, [S], at a step.
 
     Every agent passes over its own data, once, or over as much as `ESTIMATED` samples of it. Means
-    and mean squares are averaged, not variances, which would leave out how agents differ.
+    and mean squares are averaged, not variances, which would leave out how agents differ. An agent
+    counts by its factor, as in the objective.
     """
     own = batches.another(ASIDE)
     sums_AS = torch.zeros(b_AS.shape, dtype=torch.float64)
@@ -53,24 +51,26 @@ def estimated(
     most = max(min(length, ESTIMATED) for length in lengths)
     for step in range(-(-most // own.batch)):
         batch = own.at(step)
-        for row, n in enumerate(batch.sizes):
-            if step * own.batch >= min(lengths[row], ESTIMATED):
-                continue
-            inputs = on_a_cache_line(batch.inputs[row, :n])
-            sums_AS[row] += n * task.moments(on_a_cache_line(x_D), b_AS[row], inputs).cpu()
-            seen_A1[row] += n
+        left = [step * own.batch < min(length, ESTIMATED) for length in lengths]
+        rows = [row for row, more in enumerate(left) if more]
+        moments_PS = engine.moments(x_D.expand(len(rows), -1), b_AS[rows], batch, rows).cpu()
+        size_P1 = torch.tensor([[batch.sizes[row]] for row in rows], dtype=torch.float64)
+        sums_AS[rows] += size_P1 * moments_PS
+        seen_A1[rows] += size_P1
     agents = transport.topology.agents
     b_S = (transport.total(b_AS.double(), "evaluation", at) / agents).cpu()
-    means_AS = (sums_AS / seen_A1).to(b_AS.device)
-    mean_S = (transport.total(means_AS, "evaluation", at) / agents).cpu()
-    for mean, variance in task.layout.moments:
+    means_AS, total = sums_AS / seen_A1, float(agents)
+    if factor_A1 is not None:
+        means_AS, total = factor_A1 * means_AS, float(transport.gather(factor_A1[:, 0]).sum())
+    mean_S = (transport.total(means_AS.to(b_AS.device), "evaluation", at) / total).cpu()
+    for mean, variance in engine.task.layout.moments:
         b_S[mean] = mean_S[mean]
         b_S[variance] = (mean_S[variance] - mean_S[mean].square()).clamp(min=0)
     return b_S.to(b_AS)
 
 
 def check_batches(task: Task, batches: Batches) -> None:
-    """Refuses a batch of one sample where a layer cannot make statistics of that."""
+    """Refuses batches of a single sample if a layer cannot compute statistics of them."""
     for row, length in enumerate(batches.lengths):
         last = length % batches.batch or min(length, batches.batch)
         if min(last, length) > 1:
@@ -81,6 +81,8 @@ def check_batches(task: Task, batches: Batches) -> None:
             task.moved(task.start(), task.layout.start(task.start()), inputs)
         except ValueError as error:
             agent = batches.agents[row]
-            because = f"agent {agent} has {length} samples, so a batch of one, of which a layer of "
-            because += f"the model cannot make statistics: {str(error).splitlines()[0]}"
+            because = (
+                f"agent {agent} has {length} samples, so one batch has a single sample, and a "
+            )
+            because += f"layer cannot compute statistics of it: {str(error).splitlines()[0]}"
             raise BadValue("batch", batches.batch, "another size", because) from error

@@ -1,4 +1,4 @@
-"""From names to a task: what an experiment's loss and metrics refer to."""
+"""The task, loss and metrics that an experiment names."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from parley import measures
-from parley.code import allowed_function, is_code
 from parley.compute.goals import Goal
 from parley.compute.losses import AUTO, BALANCED, Settings, named_loss, parse_weights
 from parley.compute.task import Loss
@@ -14,6 +13,7 @@ from parley.data import targets as answers
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
 from parley.training.scoring import Function
+from parley.user_code import allowed_function, is_code
 
 EACH_PLACE = (measures.SEGMENTATION, measures.LANGUAGE_MODEL)
 """Tasks that ask for an answer at every pixel or token."""
@@ -30,13 +30,19 @@ def outputs_of(experiment: Experiment, class_names: Sequence[str], targets: Tens
     task = experiment.task
     if task == measures.CLASSIFICATION and len(class_names) < 2:
         raise BadValue("data", len(class_names), "at least 2 classes")
-    if task in EACH_PLACE and not is_code(experiment.model):
+    knows_tokens = task == measures.LANGUAGE_MODEL and experiment.model.startswith("hf:")
+    if task in EACH_PLACE and not is_code(experiment.model) and not knows_tokens:
         where = "pixel" if task == measures.SEGMENTATION else "token"
         valid = f"your own network, with an answer for each {where}"
+        valid += ", or hf:FOLDER" * (task == measures.LANGUAGE_MODEL)
         because = "it gives one answer for a whole input"
         raise BadValue("model", experiment.model, valid, because)
     if task == OWN and not class_names:
         return targets[0].numel()
+    rows = task in (measures.REGRESSION, measures.MULTILABEL)
+    if rows and targets.shape[1:].numel() != len(class_names):
+        because = f"the data have one of {len(class_names)} classes for each sample"
+        raise BadValue("task", task, "classification", because)
     return max(2, len(class_names)) if task == measures.BINARY else len(class_names)
 
 
@@ -66,7 +72,7 @@ def _balanced(task: str, parts: Sequence[Tensor] | None, classes: int) -> tuple[
     apply or not, how often it does not for each time that it does."""
     if parts is None:
         valid = "a weight for each class, for example 1,5"
-        because = "how many samples of each class other hosts have stays with them"
+        because = "hosts do not share how many samples of each class they have"
         raise BadValue("class_weights", BALANCED, valid, because)
     held = torch.tensor([answers.held(task, part, classes) for part in parts]).double().sum(0)
     if not bool(held.all()):

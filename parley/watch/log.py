@@ -29,10 +29,14 @@ class _Notes(logging.Handler):
             line = f"{record.name.removeprefix('parley.')}: {words}"
         else:
             line = f"{'note' if record.levelno < logging.WARNING else 'warning'}: {words}"
-        if console.quiet:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            console.print(Text(line), soft_wrap=True)
+        try:
+            if console.quiet:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                console.print(Text(line), soft_wrap=True)
+        except (BrokenPipeError, SystemExit):
+            # Whoever read this is gone, and rich would end whichever thread has something to say.
+            console.quiet = True
 
 
 def show(level: int = logging.INFO) -> None:

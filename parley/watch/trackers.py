@@ -221,7 +221,7 @@ def logging(
                 except Exception as error:  # anything a tracker may raise
                     pending.remove(name)
                     why = " ".join(str(error).split())[:200]
-                    log.info("%s failed (%s); the run continues without it", name, why)
+                    log.warning("%s failed (%s); the run continues without it", name, why)
         watch(event)
 
     complete = False

@@ -36,8 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parley.errors import BadValue, unknown_name
+from parley.files import SMALL, Unreadable, parse_toml, read_text
 from parley.graphs import Topology
-from parley.reading import SMALL, Unreadable, parse_toml, read_text
 
 # Streams of random numbers: default_rng([seed, stream, ...]).
 _EDGES, _LOSSES = 21, 22
@@ -242,5 +242,5 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     edges = table.pop("edges", {})
     if not isinstance(edges, dict) or not all(isinstance(of, dict) for of in edges.values()):
         valid = 'a table of tables for edges, as in [edges."0-1"]'
-        raise BadValue("links", f"file:{path}", valid, "its edges are something else")
+        raise BadValue("links", f"file:{path}", valid, "its edges have a different form")
     return table, edges

@@ -1,4 +1,4 @@
-"""Values that every worker needs of every other, straight from whoever has them.
+"""Sends values directly from each worker to every other.
 
 The collectives of gloo pass values on from worker to worker, where each could change what is not
 its own. Here a worker can only speak for itself.
@@ -48,6 +48,8 @@ def started(messages: Sequence[dist.P2POp]) -> list[Request]:
     return list(zip(each, works, strict=True))
 
 
+# Of the whole process, as gloo's threads are: if one of them gives up, it ends the process, and
+# only what is noted here can say on whose message.
 _awaited: WeakKeyDictionary[dist.Work, int] = WeakKeyDictionary()
 _being_requested: list[int] = []
 

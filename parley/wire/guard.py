@@ -1,4 +1,4 @@
-"""Looking at messages from other workers where they arrive: could an honest agent have sent this?
+"""Checks messages from other workers as they arrive: could an honest agent have sent them?
 
 Axes: R messages that have arrived, D flat parameters, B bytes of a message.
 
@@ -15,7 +15,7 @@ import logging
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -92,6 +92,8 @@ class Guard:
 
     dtype: torch.dtype
     policy: Policy = "warn"
+    name_of: Callable[[int], str] = "worker {}".format
+    """What a worker is called."""
     counts: Counter[int] = field(default_factory=Counter)
     """Suspicious messages of each agent so far, by the experiment's numbers."""
     first: str = ""
@@ -102,6 +104,9 @@ class Guard:
     _seen: Counter[tuple[str, int]] = field(default_factory=Counter)
     step: int = -1
     """The step of the last message."""
+    weights: dict[int, float] = field(default_factory=dict)
+    """How many times as much as the least of all agents one counts, if agents count differently:
+    its gradients are that much longer."""
 
     def inspect(self, arrived: Arrived) -> None:
         """Looks at messages as they come, before anybody uses them."""
@@ -119,14 +124,15 @@ class Guard:
         for row, sender in enumerate(arrived.senders):
             history = self._histories[channel, sender]
             norm, distance = norms[row], apart[row] if apart else 0.0
+            longer = LONGER * self.weights.get(sender, 1.0)
             why = ""
             if not math.isfinite(norm):
                 why = "that is not finite"
-            elif norm > LONGER * history.norm or not history.count:
+            elif norm > longer * history.norm or not history.count:
                 own = own if own is not None else _norms(self._own_values(arrived))
                 others = arrived.of_others(norms, row)
                 usual = statistics.median(own + [n for n in others if math.isfinite(n)] or [norm])
-                if norm > LONGER * usual > 0:
+                if norm > longer * usual > 0:
                     times = norm / max(usual, history.norm)
                     why = f"that is {times:.3g} times as long as usual"
             if not why and apart and distance > (APART if history.count else STRANGE):
@@ -163,7 +169,7 @@ class Guard:
 
     def report(self, agent: int, worker: int, step: int, what: str) -> None:
         """Something suspicious of an agent: a warning, or the end."""
-        words = f"agent {agent} (worker {worker}) {what}, step {step + 1}"
+        words = f"agent {agent} ({self.name_of(worker)}) {what}, step {step + 1}"
         self.first = self.first or words
         self.counts[agent] += 1
         if self.policy != "warn":
@@ -180,7 +186,7 @@ class Guard:
                 try:
                     arrived.codec.decode(arrived.wire_RB[row : row + 1], self.dtype)
                 except ParleyError:
-                    where = f"agent {sender} (worker {arrived.workers[row]})"
+                    where = f"agent {sender} ({self.name_of(arrived.workers[row])})"
                     words = f"suspicious: {where} sent {error}, step {arrived.step + 1}"
                     drop = self.policy == "drop"
                     raise Suspicious(words, sender, arrived.workers[row], drop) from None

@@ -51,14 +51,17 @@ class _Transfer:
         inbox: Tensor,
         expected: Tensor,
         sent: Tensor,
+        sender: Callable[[int], str],
         order: Tensor | None = None,
         inspect: Callable[[Tensor], None] | None = None,
     ) -> None:
-        """`inspect` sees the messages once they have arrived, before anyone uses them."""
+        """`sender` names whose message a row is; `inspect` sees the messages once they have
+        arrived, before anyone uses them."""
         self._requests = list(requests)
         self._inbox_RB = inbox
         self._expected = expected
         self._sent = sent  # has to stay until it is sent
+        self._sender = sender
         self._order = order
         self._inspect = inspect
 
@@ -73,7 +76,7 @@ class _Transfer:
             for request in self._requests:
                 request.wait()
             self._requests = []
-            _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected)
+            _check(self._inbox_RB[:, : HEADER.itemsize].cpu(), self._expected, self._sender)
             if self._inspect is not None and len(self._inbox_RB):
                 self._inspect(self._inbox_RB[:, HEADER.itemsize :])
         wire_RB = self._inbox_RB[:, HEADER.itemsize :]
@@ -164,11 +167,16 @@ class Spread(Transport):
         if self.guard is not None:
             seen = partial(self._inspect, self.guard, parcels, wire, kind, codec, step)
         expected = stamp(parcels.arriving).clone()
-        transfer = _Transfer(requests, inbox, expected, outbox, order, seen)
+        transfer = _Transfer(
+            requests, inbox, expected, outbox, partial(self._sender, route), order, seen
+        )
         if not self.overlap:
             transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
         return transfer
+
+    def _sender(self, route: Route, row: int) -> str:
+        return self.worker_name(self.placement.worker_of[route.arriving[row][0]])
 
     def _inspect(
         self,
@@ -226,13 +234,14 @@ def _headers(messages: Sequence[Edge]) -> Any:
     return made
 
 
-def _check(got: Tensor, expected: Tensor) -> None:
-    """Refuses messages whose headers are not the expected ones."""
+def _check(got: Tensor, expected: Tensor, sender: Callable[[int], str]) -> None:
+    """Refuses messages whose headers are not the expected ones, and names who sent them."""
     wrong = (got != expected).any(1).nonzero()
     if len(wrong):
         row = int(wrong[0])
         raise ParleyError(
-            f"unexpected message: expected {_words(expected[row])}; got {_words(got[row])}"
+            f"unexpected message from {sender(row)}: "
+            f"expected {_words(expected[row])}; got {_words(got[row])}"
         )
 
 

@@ -135,6 +135,10 @@ class Transport(ABC):
         """The same with a guard that checks messages of other workers as they arrive."""
         return self._like(self.placement, self.clock, guard)
 
+    def worker_name(self, worker: int) -> str:
+        """What a worker is called in messages."""
+        return f"worker {worker}"
+
     def _like(self, placement: Placement, clock: Clock | None, guard: Guard | None) -> Self:
         other = type(self)(placement, clock, guard)
         other.sent = self.sent

@@ -126,6 +126,8 @@ UPDATES: list[tuple[Algorithm, str]] = [
     (CHOCO(local_steps=3), "random"),
     (build("gossip+push-sum", {"local_steps": 4, "momentum": 0.5}), "pushed digraph"),
     (build("dpsgd+sam+adamw", {"local_steps": 3}), "directed ring"),
+    (build("clip+qgm", {"local_steps": 3, "mu": 0.8, "clip": 0.5}), "irregular digraph"),
+    (build("qgm+choco", {"local_steps": 5, "weight_decay": 0.1}), "random"),
 ]  # fmt: skip
 """Recipes of other update rules, of SAM and of clipping; and with local steps."""
 COMPOSED = [algorithm for algorithm, _ in UPDATES]
@@ -160,14 +162,23 @@ def allowed(algorithm: Algorithm, topology: Topology) -> bool:
     return algorithm.needs != "symmetric" or topology.symmetric
 
 
+def quick(algorithm: Algorithm, name: str) -> bool:
+    """Every algorithm on its hardest graph; on the others by `make test` only."""
+    return name == ("random" if algorithm.needs == "symmetric" else "irregular digraph")
+
+
 PAIRS = [
-    pytest.param(algorithm, make, id=f"{algorithm.name}{number}-{name}")
+    pytest.param(
+        *(algorithm, make),
+        id=f"{algorithm.name}{number}-{name}",
+        marks=[] if quick(algorithm, name) else pytest.mark.slow,
+    )
     for number, algorithm in enumerate(CASES)
     for name, make in GRAPHS.items()
     if allowed(algorithm, make())
 ]
 PAIRS += [
-    pytest.param(algorithm, make, id=f"{algorithm.name}{number}-{name}")
+    pytest.param(algorithm, make, id=f"{algorithm.name}{number}-{name}", marks=pytest.mark.slow)
     for number, algorithm in enumerate(CASES)
     for name, make in MANY.items()
     if algorithm.name in ("cga", "compcga")

@@ -21,7 +21,7 @@ from parley.algorithms import (
 )
 from parley.errors import BadValue
 from tests import small
-from tests.algorithms.test_field import Quadratics
+from tests.algorithms.test_methods import Quadratics
 
 
 class TestIdentities:
@@ -54,12 +54,27 @@ class TestIdentities:
         )
         torch.testing.assert_close(pairs[-1], adam[-1], rtol=0, atol=1e-11)
 
-    @pytest.mark.parametrize("name", ["dpsgd", "dpsgd+adamw", "choco", "sgp"])
+    @pytest.mark.parametrize("name", ["dpsgd", "dpsgd+adamw", "choco", "sgp", "qgm"])
     def test_one_local_step_is_none(self, name: str) -> None:
         topology = graphs.ring(5)
         one, _ = small.trajectory(build(name, {"local_steps": 1}), small.hood(topology), 6)
         none, _ = small.trajectory(build(name, {}), small.hood(topology), 6)
         assert one[-1].equal(none[-1])
+
+    def test_quasi_global_momentum_is_that_of_the_round(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With μ = 0 it is the mean direction of the last round; before, there is none."""
+        monkeypatch.setattr(small, "rate", lambda step: 0.1 + 0.01 * step)
+        options = {"local_steps": 4, "mu": 0.0, "momentum": 0.9, "nesterov": False}
+        topology = graphs.ring(5)
+        quasi, state = small.trajectory(build("qgm", options), small.hood(topology), 8)
+        plain, _ = small.trajectory(DPSGD(local_steps=4), small.hood(topology), 8)
+        for step in range(5):
+            assert quasi[step].equal(plain[step])
+        assert not quasi[5].allclose(plain[5])
+        moved_AD = (quasi[4] - quasi[8]) / sum(0.1 + 0.01 * step for step in range(4, 8))
+        torch.testing.assert_close(state.update.m_AD, moved_AD, rtol=0, atol=1e-12)
 
 
 class TestHeterogeneousQuadratics:
@@ -84,7 +99,8 @@ class TestHeterogeneousQuadratics:
 
 class TestWhatIsSent:
     @pytest.mark.parametrize(
-        "name, kinds", [("dpsgd", 1), ("dpsgd+adamw", 1), ("choco", 1), ("led", 1), ("kgt", 2)]
+        "name, kinds",
+        [("dpsgd", 1), ("dpsgd+adamw", 1), ("qgm", 1), ("choco", 1), ("led", 1), ("kgt", 2)],
     )
     def test_a_round_sends_what_a_step_did(self, name: str, kinds: int) -> None:
         """τ local steps: a τ-th of the bytes, exactly."""
@@ -122,7 +138,8 @@ class TestRefusals:
             ("compcga", "compcga takes gradients at the neighbours' models"),
             ("tracking", "kgt tracks them over local steps"),
             ("beer", "kgt tracks them over local steps"),
-            ("qgm", "the momentum of qgm follows each averaging"),
+            ("ngc+qgm", "ngc takes gradients at"),
+            ("decentlam", "whole steps, averaging included"),
             ("ngc+adamw", "ngc takes gradients at"),
             ("d2", "led is d2 with local steps"),
             ("exact-diffusion", "led is it with local steps"),

@@ -13,6 +13,10 @@ import parley
 from parley.algorithms import Clustering, Recipe, build
 from parley.algorithms.parts import SGD, UpdateRule
 from parley.cli.flags import with_file
+from parley.cli.main import main
+from parley.cli.methods import chosen_methods
+from parley.sweep.compare import experiments_of
+from parley.user_code import ALLOWED
 from tests import small
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-own-algorithm.md"
@@ -103,9 +107,55 @@ def test_the_command_line_names_its_class(
     )
 
 
+def test_commands_for_many_runs_name_its_class(
+    pairwise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    specs = "dpsgd,pairwise:Pairwise:codec=topk:0.1:lr=0.2,pairwise:Pairwise"
+    options, methods = chosen_methods(None, {"lr": "0.3", "momentum": "0.5"}, specs, "")
+    plain, sparse, dense = experiments_of(methods, options)
+    assert (plain.lr, plain.algorithm) == (0.3, parley.DPSGD(momentum=0.5))
+    assert (sparse.lr, sparse.algorithm) == (0.2, pairwise.Pairwise(codec="topk:0.1"))
+    assert (dense.lr, dense.algorithm) == (0.3, pairwise.Pairwise())
+    assert [method.key for method in methods[1:]] == [
+        "pairwise:Pairwise:codec=topk:0.1",
+        "pairwise:Pairwise",
+    ]
+    file = tmp_path / "experiment.toml"
+    file.write_text(sparse.to_toml(), encoding="utf-8")
+    given = {"algorithm": "pairwise:Pairwise"}
+    options, methods = chosen_methods(file, dict(given), None, "")
+    assert experiments_of(methods, options) == [sparse]
+    with pytest.raises(parley.BadValue, match="algorithm: 'pairwise' is not valid"):
+        chosen_methods(file, {}, "dpsgd", "")  # the file alone imports nothing
+
+
+def test_it_is_compared_in_processes_of_its_own(
+    pairwise: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a model that only the command names, in processes that a server may have started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(ALLOWED, "")
+    (tmp_path / "two_layers.py").write_text(
+        "from torch import nn\n\n\ndef net():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n",
+        encoding="utf-8",
+    )
+    specs = "dpsgd:model=two_layers:net,pairwise:Pairwise:model=two_layers:net"
+    command = ["parley", "compare", "--algorithms", specs, "--seeds", "1", "--parallel", "2"]
+    command += ["--agents", "3", "--epochs", "1", "--fraction", "0.1", "--out", "both", "--quiet"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    lines = (tmp_path / "both" / "table.md").read_text(encoding="utf-8").splitlines()[2:]
+    assert [line.split("|")[1].strip() for line in lines] == ["D-PSGD", "Pairwise CHOCO"]
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
+        ({"algorithm": "broken:Pairwise"}, "SyntaxError: .*broken.py"),
         ({"algorithm": "pairwise:Nothing"}, "no attribute 'Nothing'.*module:Class"),
         ({"algorithm": "no_such_module:Pairwise"}, "No module named 'no_such_module'"),
         ({"algorithm": "pairwise:State"}, "not a complete subclass"),
@@ -114,7 +164,10 @@ def test_the_command_line_names_its_class(
         ({"algorithm": "pairwise:Pairwise:codec=sign", "codec": "dense"}, "given twice"),
     ],
 )
-def test_what_is_not_a_class_is_refused(pairwise: Any, given: dict[str, str], why: str) -> None:
+def test_what_is_not_a_class_is_refused(
+    pairwise: Any, tmp_path: Path, given: dict[str, str], why: str
+) -> None:
+    (tmp_path / "broken.py").write_text("class Pairwise(\n", encoding="utf-8")
     with pytest.raises(parley.BadValue, match=why):
         with_file(None, given)
 

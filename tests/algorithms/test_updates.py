@@ -108,6 +108,14 @@ def test_clipping_is_torchs(by: str) -> None:
     assert (got - free).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("by, second", [("norm", [1.2, 1.6]), ("value", [2.0, 2.0])])
+def test_gradients_within_the_bound_are_left_alone(by: Any, second: list[float]) -> None:
+    g_AD = torch.tensor([[0.6, 0.8], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    clipped_AD = Clip(clip=2.0, clip_by=by).apply(g_AD)
+    expected_AD = torch.tensor([[0.6, 0.8], second, [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(clipped_AD, expected_AD, rtol=0, atol=1e-15)
+
+
 def test_lion_is_its_loop() -> None:
     """Entry by entry, as the paper has it."""
     source, net = small.batches(small.hood(graphs.ring(1)).placement), small.net().double()

@@ -30,6 +30,10 @@ def fails(command, tmp_path):
     (tmp_path / "broken.toml").write_text("agents = [")
     (tmp_path / "unknown.toml").write_text("agentz = 3")
     (tmp_path / "inner.toml").write_text('[algorithm]\nname = "ngc"\nalhpa = 0.5')
+    (tmp_path / "schedule.toml").write_text('lr_decay = "linear:to=2"')
+    (tmp_path / "stop.toml").write_text('stop_when = "loss:patience=0"')
+    (tmp_path / "keep.toml").write_text("keep = true")
+    (tmp_path / "local.toml").write_text('[algorithm]\nname = "dpsgd"\nlocal_steps = true')
 
     def run(*arguments):
         before = tree(tmp_path)

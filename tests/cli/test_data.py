@@ -9,6 +9,8 @@ import numpy as np
 from parley.cli.data import _holdings_table
 from parley.cli.screen import screen
 from parley.data import load
+from tests.data.test_sizes import write_folder
+from tests.data.test_tables import frame
 
 
 def test_data(command):
@@ -48,6 +50,43 @@ def test_a_dataset_that_cannot_be_had(fails, monkeypatch, tmp_path):
 def test_labels_with_a_gap(fails, monkeypatch):
     digits = load("digits")
     kept = digits.train.take(np.flatnonzero(digits.train.targets.numpy() != 4))
-    monkeypatch.setattr("parley.data.load", lambda *_: replace(digits, train=kept))
+    monkeypatch.setattr("parley.data.load", lambda *_, **__: replace(digits, train=kept))
     assert "class 4 has no training sample" in fails("train")
     assert "class 4 has no training sample" in fails("data digits")
+
+
+def test_images_of_different_sizes_from_looking_at_them_to_a_prediction(
+    command, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PARLEY_CACHE", str(tmp_path / "cache"))
+    write_folder(tmp_path / "scans")
+    told = command("data scans --agents 2 --data-option resize=8 --json")[1]
+    assert json.loads(told)["shape"] == [1, 8, 8]
+    chosen = "--data-option resize=10 --data-option crop=8 --agents 2 --model logistic --epochs 1"
+    assert command("train --data scans --algorithm dpsgd --out run -q", chosen)[0] == 0
+    about = json.loads(Path("run/model.json").read_text())["input"]
+    assert (about["resize"], about["crop"], about["shape"]) == (10, 8, [1, 8, 8])
+    [answer] = json.loads(command("predict run scans/test/ill/b.png --json")[1])
+    assert set(answer["probabilities"]) == {"healthy", "ill"}
+    code, out, _ = command("export run --to torch-export --out model.pt2")
+    assert code == 0 and "scale the shorter side to 10, then crop the central square of 8" in out
+
+
+def test_a_table_from_the_command_line_to_a_prediction(command, fails):
+    frame(30).to_csv("all.csv", index=False)
+    frame(2, shift=4).drop(columns=["outcome"]).to_csv("new.csv", index=False)
+    chosen = "--data all.csv --data-option target=outcome --data-option drop=name --agents 3"
+    assert "--validation 0.2" in fails("train", chosen)
+    told = json.loads(command("data", chosen[7:], "--validation 0.2 --partition iid --json")[1])
+    assert (told["train"], told["test"], told["shape"]) == (24, 6, [7])
+    more = "--validation 0.2 --partition iid --model mlp --algorithm dpsgd --epochs 2 --out run -q"
+    assert command("train", chosen, more)[0] == 0
+    found = json.loads(command("predict run new.csv --json")[1])
+    assert [answer["input"] for answer in found] == ["new.csv[0]", "new.csv[1]"]
+    assert set(found[0]["probabilities"]) == {"healthy", "ill"}
+    assert (
+        "prepare the columns as in run/model.json"
+        in command("export run --to torch-export --out m.pt2")[1]
+    )
+    frame(2).drop(columns=["age"]).to_csv("short.csv", index=False)
+    assert "it has no column age" in fails("predict run short.csv")

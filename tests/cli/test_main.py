@@ -42,6 +42,52 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("train --lr -0.10", "lr: -0.10 is not valid; valid: a number from 1e-20 to"),
         ("train --lr inf", "lr: inf is not valid; valid: a number from 1e-20 to"),
         ("train --lr-decay stp", "lr_decay: 'stp' is not valid; valid: constant, step"),
+        (
+            "train --lr-decay cosine:warmup=50",
+            "lr_decay: 'cosine:warmup=50' is not valid (the warm-up is longer than the run of 20 e"
+        ),
+        ("train --lr-decay exponential:0", "lr_decay: 'exponential:0' is not valid; valid: cons"),
+        ("train schedule.toml", "lr_decay: 'linear:to=2' is not valid; valid: constant, step"),
+        ("train --gamma-decay stp", "gamma_decay: 'stp' is not valid; valid: constant, step"),
+        (
+            "train --gamma-decay exponential:2",
+            "gamma_decay: 'exponential:2' is not valid (γ would grow beyond its value); valid: a f"
+        ),
+        (
+            "train --gamma-decay cosine --algorithm d2",
+            "gamma_decay: 'cosine' is not valid (d2 needs the same weights in all steps); valid: c"
+        ),
+        ("train --stop-when accuracy>0.9", "stop_when: 'accuracy>0.9' is not valid; valid: cond"),
+        ("train --stop-when acuracy>=0.9", "stop_when: 'acuracy' is not valid (did you mean 'ac"),
+        ("train stop.toml", "stop_when: 'loss:patience=0' is not valid; valid: patience on a l"),
+        ("tune --stop-when seconds<=9", "stop_when: 'seconds<=9' is not valid (seconds only gro"),
+        ("train --checkpoint-every 0", "checkpoint_every: 0 is not valid; valid: a whole number"),
+        ("train --keep 0", "keep: 0 is not valid; valid: a whole number from 1 to"),
+        ("train keep.toml", "keep: True is not valid; valid: a whole number from 1 to"),
+        (
+            "train --algorithm dpsgd --local-steps 1.5",
+            "local_steps: 1.5 is not valid; valid: a whole number from 1 to"
+        ),
+        (
+            "train --local-steps 4",
+            "local_steps: 4 is not valid (ngc takes gradients at the neighbours' models, which ev"
+        ),
+        ("train local.toml", "local_steps: True is not valid; valid: a whole number from 1 to"),
+        ("compare --algorithms led:local_steps=0", "local_steps: 0 is not valid; valid: a whole"),
+        ("train --algorithm dpsgd+clip --clip 0", "clip: 0 is not valid; valid: a number above 0"),
+        ("train --algorithm clip --clip-by nrm", "clip_by: 'nrm' is not valid; valid: norm, val"),
+        ("train --algorithm dpsgd --clip 1", "clip: 1 is not valid (dpsgd has no such option; it"),
+        ("train --algorithm sam --rho -1", "rho: -1 is not valid; valid: a number above 0, at mo"),
+        ("train --algorithm adamw --beta1 1", "beta1: 1 is not valid; valid: a number from 0 to b"),
+        ("train --algorithm adam --epsilon 0", "epsilon: 0 is not valid; valid: a number above 0"),
+        ("train --algorithm diloco --outer-lr 0", "outer_lr: 0 is not valid; valid: a number ab"),
+        ("train --algorithm dpsgd --decay-on bias", "decay_on: 'bias' is not valid; valid: all, w"),
+        (
+            "train --algorithm ngc+adamw+lion",
+            "algorithm: 'ngc+adamw+lion' is not valid (adamw and lion are both the update rule); v"
+        ),
+        ("train --algorithm ngc+sam", "algorithm: 'ngc+sam' is not valid (ngc and sam are both t"),
+        ("train --algorithm dpsgd+adamv", "algorithm: 'adamv' is not valid (did you mean 'adam"),
         ("train --epochs 0", "epochs: 0 is not valid; valid: a whole number from 1 to"),
         ("train --batch 1.5", "batch: 1.5 is not valid; valid: a whole number from 1 to"),
         ("train --agents abc", "agents: 'abc' is not valid; valid: a whole number from 1 to"),
@@ -73,6 +119,7 @@ from tests.cli.test_train import SMALL, SUMMARY
             "partition: 'classes:1' is not valid (classes 3, 4, 5, 6, 7, 8, 9 have no holder); vali"
         ),
         ("train --alpha 0.5 --algorithm dpsgd", "alpha: 0.5 is not valid (dpsgd has no such opti"),
+        ("train --task regression", "task: 'regression' is not valid (the data have one of 10 c"),
         ("train --resume", "out: missing (--resume needs it); valid: the folder to resume"),
         ("train --resume --out no", "out: 'no' is not valid (it does not exist); valid: a folder"),
         ("train --out apart.txt --agents 3", "out: 'apart.txt' is not valid (it is a file); valid"),
@@ -83,6 +130,7 @@ from tests.cli.test_train import SMALL, SUMMARY
         ("compare --algorithms dpsgd:alpha=0", "alpha: 0 is not valid (dpsgd has no such option"),
         ("compare --algorithms ngc:alhpa=0", "option: 'alhpa' is not valid (did you mean 'alpha'"),
         ("compare --algorithms ngc:alpha", "algorithms: 'ngc:alpha' is not valid; valid: name or"),
+        ("train --algorithm adamw:beta1", "algorithm: 'adamw:beta1' is not valid"),
         ("compare --algorithms ,", "algorithms: ',' is not valid; valid: at least one of dpsgd"),
         ("compare --algorithms ngc,ngc:alpha=1", "algorithms: 'NGC' is not valid (it is given twi"),
         ("compare --algorithm ngc --algorithms ngc", "algorithm: 'ngc' is not valid; valid: eithe"),

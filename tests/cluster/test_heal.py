@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from parley import graphs
 from parley.cluster.heal import without
@@ -97,6 +98,35 @@ def test_a_host_that_dies_is_dropped_and_readmitted(hosts: Hosts, disk: str) -> 
     assert "note: worker 2 was lost" in hosts.err(1)
     assert "note: worker 2 rejoined with agents 4, 5" in hosts.err(1)
     assert None not in hosts.records()[-1]["accuracy_agents"]
+
+
+@pytest.mark.parametrize(
+    "hosts", [{"model": "tests.faults:normed", "engine": "loop"}], indirect=True
+)
+def test_running_statistics_go_through_it(hosts: Hosts) -> None:
+    """With BatchNorm: whoever stays goes on with its own, whoever comes back with nothing gets a
+    neighbour's, and nobody's have seen more or fewer batches than there were steps."""
+    hosts.until(lambda: len(hosts.records()) >= 2)
+    hosts.kill(2)
+    hosts.until(lambda: any(2 in g["gone"] for g in hosts.generations()))
+    shutil.rmtree(hosts.out(2))
+    hosts.start(2, resume=True)
+    hosts.until(lambda: any(2 in g["back"] for g in hosts.generations()))
+    hosts.hurry()
+    in_agreement(hosts, [0, 1, 2], RUN["epochs"])
+    assert min(hosts.records()[-1]["accuracy_agents"]) > 0.8  # of models in use, not in training
+    tracked = set()
+    for rank in range(3):
+        for agent in (2 * rank, 2 * rank + 1):
+            found = load_file(hosts.out(rank) / "agents" / f"agent-{agent}.safetensors")
+            assert torch.isfinite(found["2.running_mean"]).all()
+            assert (found["2.running_var"] > 0).all()
+            tracked.add(int(found["2.num_batches_tracked"]))
+    steps = -(-240 // RUN["batch"]) * RUN["epochs"]  # of 1,437 samples, an agent has up to 240
+    assert tracked == {steps}
+    averages = [load_file(hosts.out(rank) / "model.safetensors") for rank in range(3)]
+    for other in averages[1:]:
+        assert all(torch.equal(other[name], value) for name, value in averages[0].items())
 
 
 def test_test_samples_on_absent_hosts_are_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Who can reach the processes of a run, and who ends with whom."""
 
+import json
 import os
 import signal
 from contextlib import suppress
@@ -10,13 +11,17 @@ import pytest
 import torch.distributed as dist
 
 from parley.cluster.join import INTERFACE, Meeting, _of_this_start, local_store
+from parley.cluster.noticeboard import ENDED
 from parley.errors import ParleyError
+from parley.wire.transport import WorkerLost
 from tests.cluster.test_launch import torchrun
-from tests.processes import Command, nothing_left, processes_of, recorded, until
+from tests.processes import PATIENCE, Command, nothing_left, processes_of, recorded, until
 
+EPOCHS = 100_000
+"""More than there is time for: these runs are killed."""
 RUN = (
-    "train", "--algorithm", "dpsgd", "--model", "logistic", "--agents", "4", "--epochs", "2000",
-    "--batch", "32", "--gossip-rounds", "1", "--engine", "stacked",
+    "train", "--algorithm", "dpsgd", "--model", "logistic", "--agents", "4",
+    "--epochs", str(EPOCHS), "--batch", "32", "--gossip-rounds", "1", "--engine", "stacked",
 )  # fmt: skip
 
 
@@ -102,6 +107,18 @@ def test_a_mistake_in_the_code_is_reported_to_other_hosts_without_its_message() 
         assert (SECRET in said) == local
 
 
+def test_a_worker_that_was_stopped_is_not_waited_for() -> None:
+    """By the others, who otherwise see to it that everyone has heard why a run ends."""
+    store = local_store(60.0)
+    first, second = (Meeting(rank, 2, store=store, local=True) for rank in (0, 1))
+    with pytest.raises(KeyboardInterrupt), first.ending_together(first.lobby(), final=True):
+        raise KeyboardInterrupt
+    why = pytest.raises(ParleyError, match=r"worker 0 .*was stopped")
+    with why, second.ending_together(second.lobby(), final=True):
+        raise WorkerLost("workers: lost worker 0")
+    assert store.add(ENDED, 0) == 2
+
+
 def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with torchrun(*RUN, "--out", str(out), token="orphans") as launcher:
@@ -111,4 +128,20 @@ def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:
         finally:
             launcher.kill()
     assert nothing_left("orphans")
-    assert recorded(out) < 2000
+    assert recorded(out) < EPOCHS
+
+
+def test_torchrun_passes_sigterm_on(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with torchrun(*RUN, "--out", str(out), token="told to stop") as launcher:
+        try:
+            assert until(lambda: recorded(out) >= 2, lambda: launcher.poll() is not None)
+            launcher.terminate()
+            _, err = launcher.communicate(timeout=PATIENCE)
+        finally:
+            launcher.kill()
+    assert launcher.returncode == 1, "torchrun's own"
+    assert err.count(f"stopped; to continue: the same command with --out {out} --resume") == 1
+    assert "parley/cli/main.py" not in err, err
+    assert json.loads((out / "status.json").read_text())["state"] == "stopped"
+    assert nothing_left("told to stop")

@@ -226,6 +226,7 @@ class TestEnds:
         assert "at agent " in told[0]
         assert "training has diverged" in told[0]
         assert 'File "' not in err.partition("error: ")[0]
+        assert "parley/cli/main.py" not in err, "the other process has nothing to add"
         assert out == ""
         assert nothing_left("diverging")
 
@@ -346,8 +347,9 @@ def as_ranks(world: int) -> list[dict[str, str]]:
         ({"model": "cnn5"}, True, 1),
         ({"model": "cnn5"}, False, 3),
         ({"model": "resnet20"}, False, 3),
-        ({"model": "resnet18"}, True, 3),
-        ({"model": "resnet18", "agents": 2}, True, 2),
+        ({"model": "resnet18"}, True, 1),
+        ({"model": "bert-mini", "data": "ag_news"}, True, 3),
+        ({"model": "bert-mini", "data": "ag_news", "agents": 2}, True, 2),
     ],
 )
 def test_workers_by_default(
@@ -363,7 +365,7 @@ def test_workers_by_default(
 
 
 def test_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parley.training.run.usable_cores", lambda: 6)
+    monkeypatch.setattr("parley.training.run_setup.usable_cores", lambda: 6)
     seen = []
     build = engines.build
 
@@ -372,7 +374,7 @@ def test_threads_are_a_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> No
             seen.append(threads)
         return build(name, task, seed, threads or 1)
 
-    monkeypatch.setattr("parley.training.run.engines.build", built)
+    monkeypatch.setattr("parley.training.run_setup.engines.build", built)
     options = {"epochs": 1, "progress": False}
     parley.train(**options, agents=8)
     parley.train(**options, agents=4)

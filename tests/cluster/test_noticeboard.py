@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import Store, TCPStore
 
-from parley.cluster import words
+from parley.cluster import messages
 from parley.cluster.noticeboard import FAILURE, Noticeboard, read_failure
 from parley.errors import ParleyError
 from parley.store.journal import Count, Written, longest
@@ -63,7 +63,7 @@ def test_nonsense_is_refused_with_a_name(said: str) -> None:
     store = dist.HashStore()
     board = Noticeboard(store, 0, 2, SOON)
     store.set("parley/1/records/1", said.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ParleyError, match="workers: what worker 1 says about its records cannot"):
+    with pytest.raises(ParleyError, match="workers: the records that worker 1 sent cannot be read"):
         board.share("records", [], list[Written])
 
 
@@ -85,10 +85,10 @@ def test_any_bytes(said: bytes) -> None:
 def test_words_cannot_move_the_cursor() -> None:
     note = json.dumps({"words": "loss: \x1b[2J\r\nnan\x07\u202e", "lost": [1]})
     assert str(read_failure(note)) == "loss: [2Jnan"
-    assert len(words.printable("x" * 10**6)) == words.LINE
+    assert len(messages.printable("x" * 10**6)) == messages.LINE
 
 
 def test_a_roster_of_others_than_the_workers() -> None:
     for text in ("[0, 0]", "[3]", "[-1]", "{}", "[0.5]", "x"):
         with pytest.raises(ParleyError, match="roster"):
-            words.workers(text, 3)
+            messages.workers(text, 3)

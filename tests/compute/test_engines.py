@@ -151,3 +151,24 @@ def test_of_runs_that_started_together_the_first_decides(monkeypatch):
     monkeypatch.setattr(engines, "_trial", lambda name, *_: 0.0 if name == "stacked" else 1.0)
     assert engines.fastest(task(), batch()) == "loop"
     assert list(json.loads((cache_folder() / "engines.json").read_text()).values()) == ["loop"]
+
+
+def test_statistics_are_those_of_an_agents_own_gradient_whatever_dropout_draws() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+    task = Task(nn.Sequential(*layers))
+    inputs, targets = torch.randn(2, 8, 6), torch.randint(3, (2, 8))
+    batch = Batch(inputs, targets, torch.ones(2, 8), (8, 5), (4, 7), 3)
+    x_PD = task.start().expand(2, -1).clone()
+    b_PS = task.layout.start(x_PD).expand(2, -1)
+    found = []
+    for name in ["loop", *["fused"] * kernels.available()]:
+        torch.manual_seed(len(found))  # of no consequence
+        found.append(engines.build(name, task, seed=1).moved(x_PD, b_PS, batch, [0, 1]))
+        engine = engines.build(name, task, seed=1)
+        engine.gradients(x_PD, batch, [0, 1], [4, 7])
+        assert torch.equal(engine.moved(x_PD, b_PS, batch, [0, 1]), found[-1])
+    torch.testing.assert_close(found[0], found[-1], rtol=1e-5, atol=1e-6)
+    assert not torch.equal(
+        found[0], engines.build("loop", task, seed=2).moved(x_PD, b_PS, batch, [0, 1])
+    )

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from parley import models
 from parley.compute import choose as engines
 from parley.compute import kernels
-from parley.compute.compiled import FusedEngine, _by_target, supports
+from parley.compute.compiled import FusedEngine, supports
 from parley.compute.engine import LoopEngine, Pairs, Share
+from parley.compute.portions import by_target
 from parley.compute.task import Loss, Task
 from parley.compute.threads import Crew
 from parley.data import Batch
@@ -66,7 +67,7 @@ def assert_same_gradients(task: Task, batch: Batch, rows: Sequence[int] | None =
     assert fused_PD.shape == g_PD.shape
     torch.testing.assert_close(fused_P, loss_P, rtol=1e-5, atol=1e-6)
     exactly = each_double(task.loss)
-    double = Task(copy.deepcopy(task.model), exactly, torch.float64, goal=task.goal)
+    double = Task(copy.deepcopy(task.whole), exactly, torch.float64, goal=task.goal)
     targets = batch.targets.double() if batch.targets.is_floating_point() else batch.targets
     exact = batch._replace(
         inputs=batch.inputs.double(), weights=batch.weights.double(), targets=targets
@@ -74,7 +75,8 @@ def assert_same_gradients(task: Task, batch: Batch, rows: Sequence[int] | None =
     _, exact_PD = LoopEngine(double).gradients(x_PD.double(), exact, rows, rows)
     for fused_D, g_D, exact_D in zip(fused_PD, g_PD, exact_PD, strict=True):
         unavoidable = float((g_D - exact_D).abs().max())
-        atol = 4 * unavoidable + 2e-6 * float(exact_D.abs().max())
+        # A processor or compiler that does not fuse products and sums rounds elsewhere.
+        atol = 10 * unavoidable + 1e-5 * float(exact_D.abs().max())
         torch.testing.assert_close(fused_D.double(), exact_D, rtol=1e-4, atol=atol)
 
 
@@ -125,7 +127,7 @@ def stages(*layers: nn.Module, shape: tuple[int, ...] = (2, 9, 11)) -> Task:
     """These layers, and a linear one to finish."""
     torch.manual_seed(0)
     flat = nn.Sequential(*layers, nn.Flatten())
-    features = flat(torch.zeros(1, *shape)).shape[1]
+    features = flat(torch.zeros(2, *shape)).shape[1]
     return Task(nn.Sequential(*flat, nn.Linear(features, 10)))
 
 
@@ -335,7 +337,7 @@ REFUSED = {
     ),
     "control flow": (
         lambda: stages(nn.Conv2d(2, 2, 3), nn.Sequential(Branching())),
-        "layer 1.0 (Branching) cannot be traced",
+        "layer 1.0 (Branching) cannot be traced: its code branches on the values of a tensor",
     ),
     "own parameter": (lambda: stages(nn.Conv2d(2, 2, 3), Scaled()), "'1.scale'"),
     "dropout of another kind": (
@@ -408,7 +410,10 @@ def test_a_broken_library_is_built_anew_and_a_whole_one_is_used_again(tmp_path, 
 
 def test_a_wrong_answer_to_the_known_case_is_noticed():
     class Wrong:
-        def parley_predict(self, graph, parameters, inputs, n, logits, converted, workspace):
+        def parley_convert(self, *arguments):
+            pass
+
+        def parley_predict(self, graph, count, models, converted, n, logits, stride, workspace):
             logits[0] = 6
 
     with pytest.raises(Exception, match="not 7"):
@@ -440,6 +445,9 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
         assert torch.equal(*both)
     inputs = torch.randn(70, 1, 28, 28)
     assert torch.equal(one.predict(x_AD[0], inputs), several.predict(x_AD[0], inputs))
+    each = torch.stack([one.predict(x_D, inputs) for x_D in x_AD])
+    assert torch.equal(one.predict_each([*x_AD], inputs), each)
+    assert torch.equal(several.predict_each([*x_AD], inputs), each)
     nothing = Pairs(models[:0], rows[:0], models[:0])
     several.accumulate(x_AD, batch, nothing, [Share(models[:0], weights[:0])], [sums[0]])
     assert torch.equal(sums[0], found[1][0])
@@ -448,12 +456,12 @@ def test_numbers_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
 def test_pairs_of_a_target_stay_together() -> None:
     target_P = np.array([3, 0, 1, 3, 3, 2, 0, 3])
     for parts in range(1, 6):
-        found = _by_target(target_P, parts)
+        found = by_target(target_P, parts)
         assert sorted(np.concatenate(found).tolist()) == list(range(8)) and len(found) <= parts
         assert all((np.diff(part) > 0).all() for part in found)
         owners = [set(target_P[part].tolist()) for part in found]
         assert sum(map(len, owners)) == len(set(target_P.tolist())), "no target in two parts"
-    assert [len(part) for part in _by_target(np.arange(10), 2)] == [5, 5]
+    assert [len(part) for part in by_target(np.arange(10), 2)] == [5, 5]
 
 
 def test_a_crew_waits_for_all_before_it_fails() -> None:

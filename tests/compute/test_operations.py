@@ -13,6 +13,7 @@ from torch.nn import functional
 from parley import models
 from parley.compute import layers
 from parley.compute.compiled import FusedEngine, supports
+from parley.compute.engine import LoopEngine
 from parley.compute.goals import Goal
 from parley.compute.losses import Settings, named_loss
 from parley.compute.operations import ACTIVATIONS, OPERATIONS, WINOGRAD
@@ -106,6 +107,10 @@ ROWS: dict[str, Callable[[], Task]] = {
     "GroupNorm, not affine": layer(nn.GroupNorm(3, 6, affine=False), nn.Conv2d(6, 3, 1)),
     "LayerNorm": layer(nn.LayerNorm((6, 9, 11)), nn.Conv2d(6, 3, 1)),
     "LayerNorm of features": layer(nn.Flatten(), nn.Linear(594, 13), nn.LayerNorm(13)),
+    "BatchNorm": layer(nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1)),
+    "BatchNorm, not affine": layer(nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 3, 1)),
+    "BatchNorm of features": layer(nn.Flatten(), nn.Linear(594, 13), nn.BatchNorm1d(13)),
+    "BatchNorm twice read": written(lambda x, a: functional.gelu(a(x)) + x, a=nn.BatchNorm2d(6)),
     "ReLU": layer(nn.ReLU()),
     "ReLU6": layer(nn.ReLU6()),
     "LeakyReLU": layer(nn.LeakyReLU(0.2)),
@@ -180,13 +185,14 @@ FROZEN = {
     "the weights of a Winograd one": (ROWS["Winograd"], ("1.weight", "1.bias")),
     "norms": (ROWS["EvoNorm S0"], ("1.gamma", "1.v")),
     "all of a norm": (ROWS["LayerNorm"], ("1.weight", "1.bias")),
+    "weights of BatchNorm": (ROWS["BatchNorm"], ("1.weight",)),
 }
 
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_frozen_parameters(name: str) -> None:
     make, parts = FROZEN[name]
-    model, before = make().model, make().size
+    model, before = make().whole, make().size
     for path, parameter in model.named_parameters():
         if any(part in path for part in parts):
             nn.init.normal_(parameter.requires_grad_(False), 0.1, 0.2)
@@ -207,6 +213,91 @@ def test_dropout_is_off_in_use_and_differs_between_owners() -> None:
     )
     g_PD = engine.gradients(x_D.expand(3, -1), batch, [0, 0, 0], [0, 1, 0])[1]
     assert torch.equal(g_PD[0], g_PD[2]) and not torch.allclose(g_PD[0], g_PD[1])
+
+
+def with_batchnorm() -> Task:
+    torch.manual_seed(0)
+    return stages(
+        *(nn.Conv2d(4, 9, 3, padding=1, bias=False), nn.BatchNorm2d(9, momentum=None), nn.ReLU()),
+        *(nn.Conv2d(9, 8, 3, padding=1), nn.BatchNorm2d(8, momentum=0.3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(792, 7), nn.BatchNorm1d(7)),
+        shape=SHAPE,
+    )
+
+
+def test_a_batch_of_any_size_is_one_chunk_for_batchnorm() -> None:
+    task, batch = with_batchnorm(), make_batch(SHAPE, (2, 33, 97, 16))
+    assert_same_gradients(task, batch)
+    x_PD, rows = moved(task, 4), range(4)
+    together = FusedEngine(task, threads=2).gradients(x_PD, batch, rows, rows)[1]
+    for row, size in enumerate(batch.sizes):
+        alone = batch._replace(
+            inputs=batch.inputs[row, None, :size], targets=batch.targets[row, None, :size],
+            sizes=(size,), agents=(row,),
+        )  # fmt: skip
+        g_PD = FusedEngine(task).gradients(x_PD[row, None], alone, [0], [row])[1]
+        assert torch.equal(g_PD[0], together[row])
+    with pytest.raises(ValueError, match="a batch of one sample"):
+        FusedEngine(task).gradients(x_PD[:1], make_batch(SHAPE, (1,)), [0], [0])
+
+
+def test_statistics_are_those_that_torch_follows_and_are_used_as_torch_does() -> None:
+    task, batch, rows = with_batchnorm(), make_batch(SHAPE, (5, 33)), [0, 1]
+    loop, fused, x_PD = LoopEngine(task), FusedEngine(task), moved(task, 2)
+    b_PS = task.layout.start(x_PD).expand(2, -1) + 0.5
+    expected_PS = loop.moved(x_PD, b_PS, batch, rows)
+    assert (expected_PS - b_PS).abs().max() > 0.5
+    found_PS = fused.moved(x_PD, b_PS, batch, rows)
+    torch.testing.assert_close(found_PS, expected_PS, rtol=1e-5, atol=1e-6)
+    of_batch, exactly = (engine.moments(x_PD, b_PS, batch, rows) for engine in (fused, loop))
+    for moments in task.layout.moments:
+        for part in moments:
+            torch.testing.assert_close(of_batch[:, part], exactly[:, part], rtol=1e-5, atol=1e-6)
+    models_PE = torch.cat([x_PD, expected_PS], 1)
+    answers = torch.stack([task.predict(x_E, batch.inputs[1]) for x_E in models_PE])
+    found = fused.predict_each(list(models_PE), batch.inputs[1])
+    torch.testing.assert_close(found, answers, rtol=1e-4, atol=1e-5)
+    # Without running statistics, those of the inputs, by torch.
+    assert torch.equal(
+        fused.predict(x_PD[0], batch.inputs[1]), loop.predict(x_PD[0], batch.inputs[1])
+    )
+
+
+def test_statistics_that_a_gradient_has_seen_are_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, batch, rows = with_batchnorm(), make_batch(SHAPE, (5, 33)), [0, 1]
+    x_PD, passes = moved(task, 2), []
+    b_PS = task.layout.start(x_PD).expand(2, -1)
+    expected_PS = FusedEngine(task).moved(x_PD, b_PS, batch, rows)
+    engine = FusedEngine(task)
+    library = engine._library
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            passes.append(name)
+            return getattr(library, name)
+
+    monkeypatch.setattr(engine, "_library", Watched())
+    engine.gradients(x_PD, batch, rows, rows)
+    engine.gradients(x_PD + 1, batch, rows, [1, 0])  # neighbours' models leave no trace
+    known = x_PD.clone()
+    x_PD += 0.1  # a step in place
+    assert torch.equal(engine.moved(known, b_PS, batch, rows), expected_PS)
+    assert "parley_statistics" not in passes
+    others_PS = engine.moved(x_PD, b_PS, batch, rows)
+    assert "parley_statistics" in passes
+    assert torch.equal(others_PS, FusedEngine(task).moved(x_PD, b_PS, batch, rows))
+
+
+def test_a_norm_with_one_set_of_statistics_used_twice_is_left_to_torch() -> None:
+    task = written(lambda x, a: a(functional.relu(a(x))), a=nn.BatchNorm2d(6))()
+    assert "layer 1.parts.a (BatchNorm2d) is used twice" in supports(task, SHAPE)
+
+
+def test_what_torch_would_broadcast_over_samples_is_left_to_torch() -> None:
+    task = Task(Written(lambda x, a: a(x).flatten() * a(x), a=nn.Linear(3, 1)))
+    assert "the model: mul() has operands" in supports(task, (3,))
 
 
 def test_every_operation_has_a_row() -> None:
@@ -321,6 +412,7 @@ NAMED = {
     "multilabel": Settings(),
     "multilabel, weighted and smoothed": Settings(tuple(0.5 + 0.2 * k for k in range(10)), 0.1),
     "binary": Settings(smoothing=0.2),
+    "binary, one number a sample": Settings(),
     "regression": Settings(),
 }
 
@@ -331,6 +423,8 @@ def test_losses_of_tasks(name: str) -> None:
     kind = name.partition(",")[0]
     outputs = 1 if kind == "binary" else 10
     model = models.build("lenet5", (1, 12, 12), outputs)
+    if "one number" in name:
+        model = nn.Sequential(model, nn.Flatten(0))
     task = Task(model, named_loss(kind, "auto", NAMED[name]), goal=Goal(kind))
     batch = make_batch((1, 12, 12), (9, 20))
     targets = torch.rand(2, 20, 10)
@@ -340,6 +434,8 @@ def test_losses_of_tasks(name: str) -> None:
     task.fit("lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
     assert supports(task, (1, 12, 12)) == ""
     assert_same_gradients(task, batch)
+    answers = task.predict(task.start(), batch.inputs[0])
+    torch.testing.assert_close(FusedEngine(task).predict(task.start(), batch.inputs[0]), answers)
 
 
 def test_one_logit_with_class_weights_is_left_to_torch() -> None:
@@ -375,6 +471,7 @@ AFTER: list[Callable[[int], nn.Module]] = [
     lambda channels: nn.GELU(),
     lambda channels: nn.SiLU(),
     lambda channels: nn.GroupNorm(1, channels),
+    lambda channels: nn.BatchNorm2d(channels),
     lambda channels: EvoNorm(channels, channels, "s0"),
     lambda channels: nn.MaxPool2d(3, stride=1, padding=1),
     lambda channels: nn.Conv2d(channels, channels, 3, padding=1, groups=channels),
@@ -386,7 +483,7 @@ AFTER: list[Callable[[int], nn.Module]] = [
 def test_random_graphs(made: tuple[nn.Module, tuple[int, int, int]], sizes: list[int]) -> None:
     model, shape = made
     try:
-        model(torch.zeros(1, *shape))
+        model(torch.zeros(2, *shape))
     except RuntimeError:  # a kernel larger than what is left of the map
         return
     torch.manual_seed(0)
@@ -394,6 +491,8 @@ def test_random_graphs(made: tuple[nn.Module, tuple[int, int, int]], sizes: list
         nn.init.normal_(parameter, std=0.5)
     task = Task(model)
     assert supports(task, shape) == ""
+    if task.uses_batch:  # one sample may be one value, which has no variance
+        sizes = [size + 1 for size in sizes]
     assert_close_gradients(task, make_batch(shape, sizes, classes=4))
 
 

@@ -16,6 +16,7 @@ from parley.dash import series, serve
 from parley.dash.app import build
 from parley.dash.runs import Runs
 from parley.dash.series import Series
+from tests.fuzz.damage import SPECIAL
 
 WHOLE = Path(__file__).parents[1] / "digests" / "folders" / "finished"
 
@@ -56,6 +57,23 @@ def test_one_damaged_folder_does_not_hide_the_others(root: Path) -> None:
         for what in ("run", "series"):
             assert client.get(f"/api/{what}", params={"run": run}).status_code == 200
     assert len(client.get("/api/series", params={"run": "whole"}).json()["x"]) == 2
+
+
+@pytest.mark.parametrize("what", sorted(SPECIAL))
+def test_what_is_no_file_does_not_hide_the_others(what: str, tmp_path: Path) -> None:
+    for name in ("damaged", "whole"):
+        shutil.copytree(WHOLE, tmp_path / name)
+    for name in ("records.jsonl", "experiment.toml", "environment.json", "agents.json"):
+        (tmp_path / "damaged" / name).unlink()
+        SPECIAL[what](tmp_path / "damaged" / name)
+    client = TestClient(build(Runs(tmp_path)), "http://localhost")
+    before = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+    assert {row["id"] for row in client.get("/api/runs").json()["runs"]} == {"damaged", "whole"}
+    for run in ("damaged", "whole"):
+        for about in ("run", "series"):
+            assert client.get(f"/api/{about}", params={"run": run}).status_code == 200
+    if before:
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before, "a file was left open"
 
 
 def test_what_cannot_be_shown_has_a_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

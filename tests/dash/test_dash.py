@@ -393,7 +393,7 @@ def test_nothing_outside_the_folder(tmp_path: Path, run: str, what: str) -> None
     (root / "link").symlink_to(tmp_path / "secret")
     answer = client(root).get(what, params={"run": run})
     assert answer.status_code == 403
-    assert "is not below the runs folder" in answer.json()["error"]
+    assert "is not inside the runs folder" in answer.json()["error"]
     assert client(root).get("/api/events", params={"watch": run}).status_code == 403
     assert set(listed(root)) == {"run"}
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from parley.cache import cache_folder
 from parley.data import Batches, Samples, Transform, from_user, load, own, steps_per_epoch
@@ -231,6 +232,19 @@ def test_the_papers_steps_per_epoch():
     assert steps_per_epoch([10, 33, 4], 32) == 2
 
 
+def test_digits_are_those_of_scikit_learn():
+    images, labels = load_digits(return_X_y=True)
+    data = load("digits")
+
+    def rows(inputs, labels):
+        flat = inputs.reshape(len(inputs), -1).tolist()
+        return sorted(zip(flat, labels.tolist(), strict=True))
+
+    inputs, targets = (torch.cat([getattr(part, name) for part in (data.train, data.test)])
+                       for name in ("inputs", "targets"))  # fmt: skip
+    assert rows(inputs * 16, targets) == rows(images, labels)
+
+
 def test_digits():
     data = load("digits")
     assert data.name == "digits" and len(data.train) + len(data.test) == 1797
@@ -399,7 +413,7 @@ def test_options_of_a_dataset(tmp_path):
     assert load(pets, options={"label": "kind"}).train.targets.tolist() == [0, 1]
     for options, message in (
         ({"lable": "kind"}, r"did you mean 'label'\?"),
-        ({"length": 64}, r"'length' is not valid \(.*is not a text dataset\)"),
+        ({"length": 64}, r"'length' is not valid \(.*has images\)"),
         ({"length": 2}, "data.length: 2 is not valid; valid: a whole number from 4 to 1000000"),
         ({"label": 3}, "data.label: 3 is not valid; valid: text"),
         ({"folder": "elsewhere"}, "data.folder: 'elsewhere'.*has a name for"),
@@ -431,6 +445,18 @@ def test_a_folder_of_images(tmp_path):
     data = load(str(tmp_path / "pets"))
     assert data.class_names == ("cat", "dog")
     assert data.train.inputs.shape == (2, 3, 4, 4) and data.test.targets.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda p: p.symlink_to(p), lambda p: p.symlink_to("no")]
+)
+def test_what_is_no_file_in_a_folder_is_named(tmp_path, make):
+    folder = tmp_path / "pets" / "train" / "cat"
+    folder.mkdir(parents=True)
+    Image.fromarray(noise(1, 4, 4, 3)[0]).save(folder / "one.png")
+    make(folder / "two.png")
+    with pytest.raises(BadValue, match=r"train/cat/two.png is a pipe, a device or a broken link"):
+        load(str(tmp_path / "pets"))
 
 
 def test_the_cache_is_used_and_rebuilt(tmp_path, monkeypatch):
@@ -483,7 +509,8 @@ def test_unsuitable_folders(tmp_path):
     with pytest.raises(BadValue, match=r"it has test.*a train split"):
         load(str(tmp_path / "no-train"))
     write_hub_folder(tmp_path / "sizes", {"train": [*noise(1, 4, 4), *noise(1, 5, 4)]})
-    with pytest.raises(BadValue, match="it has 4 x 4, 5 x 4"):
+    found = r"training image 0 has 4 x 4 pixels and training image 1 4 x 5\).*resize=4 scales"
+    with pytest.raises(BadValue, match=found):
         load(str(tmp_path / "sizes"))
     (tmp_path / "text" / "data").mkdir(parents=True)
     text = datasets.Dataset.from_dict({"text": ["a"], "label": [0]})

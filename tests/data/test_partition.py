@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parley import Experiment, data
-from parley.data import partition as module
+from parley.data import colouring
 from parley.data.partition import check_labels, folders, holdings, parse, partition
 from parley.errors import BadValue
 from parley.graphs import Topology, circulant, from_graph, full, ring, star
@@ -141,7 +141,7 @@ def test_the_search_goes_beyond_the_greedy_colouring():
     graph.add_edges_from([(0, 1), (0, 3), (0, 4), (1, 2), (1, 3), (1, 6), (2, 4), (2, 5), (2, 6)])
     graph.add_edges_from([(3, 5), (3, 7), (4, 7), (5, 6), (6, 7)])
     adjacent = [set(graph[v]) for v in range(8)]
-    assert module._colour(adjacent, [8] * 3)[1] >= 8  # more steps than vertices: it went back
+    assert colouring.colour(adjacent, [8] * 3)[1] >= 8  # more steps than vertices: it went back
     labels = np.repeat([0, 1, 2], 30)
     topology = from_graph(graph)
     result = partition("skew:1", labels, topology, seed=0)
@@ -149,7 +149,7 @@ def test_the_search_goes_beyond_the_greedy_colouring():
 
 
 def test_a_search_that_is_cut_short_does_not_claim_impossible(monkeypatch):
-    monkeypatch.setattr(module, "_SEARCH_BUDGET", 3)
+    monkeypatch.setattr(colouring, "SEARCH_BUDGET", 3)
     result = partition("skew:1", np.repeat([0, 1, 2], 9), ring(10), seed=0)
     assert "could not, in 3 tries, be given" in result.note
 

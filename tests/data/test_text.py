@@ -259,7 +259,7 @@ def test_models_that_cannot_be_had(tiny, tmp_path, no_network):
     for option, value in (("dropout", 1.0), ("outputs", 2), ("vocabulary", 0)):
         with pytest.raises(BadValue, match=f"model.{option}: {value}"):
             build("bert-mini", (16,), 4, **{option: value})
-    assert options("hf:anything") == ("fresh", "dropout")
+    assert options("hf:anything") == ("fresh", "dropout", "head")
 
 
 def test_weights_that_lack_the_encoder_are_refused(tiny, tmp_path):

@@ -337,6 +337,7 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
     "dpsgd, local steps": {
         "algorithm": "dpsgd", "local_steps": 4, **HEAVY, "topology": "irregular",
     },
+    "qgm, local steps": {"algorithm": "qgm", "local_steps": 4, "topology": "irregular"},
     "sgp, local steps": {"algorithm": "sgp", "local_steps": 2, **DIRECTED},
     "choco, local steps": {"algorithm": "choco", "local_steps": 2, "gamma": 0.3},
     "dpsgd+adamw": {"algorithm": "dpsgd+adamw", "lr": 0.02, "topology": "irregular"},

@@ -20,11 +20,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from parley.errors import ParleyError
-from tests.fuzz import files, numbers, tensors
+from tests.fuzz import files, models, numbers, tensors
 
 Target = Callable[[random.Random, Path], None]
 
-TARGETS: dict[str, Target] = {**numbers.TARGETS, **files.TARGETS, **tensors.TARGETS}
+TARGETS: dict[str, Target] = {
+    **numbers.TARGETS,
+    **files.TARGETS,
+    **tensors.TARGETS,
+    **models.TARGETS,
+}
 LIMIT = 60
 """Seconds that one case may take on a busy machine; most take milliseconds."""
 

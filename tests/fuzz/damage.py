@@ -1,6 +1,8 @@
 """How things are damaged."""
 
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 TOKENS = (
@@ -14,6 +16,8 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**63, 10**23, 10**400, 0.5, -0.0),
     *(1e-300, 1e300, 1e308, float("nan"), float("inf"), -float("inf")),
     *("", "x", "nan", "\0", "\x1b[31m", "é" * 50, "x" * 5000, "own", "file:", "file:/dev/zero"),
+    *("9" * 5000, "loss:patience=inf", "accuracy>=nan", "cosine:warmup=1e20", "linear:to=nan"),
+    *("exponential:1e308", "delay=1e308", "delay=0.1,bandwidth=1e-300", "1,nan", "1e308,1e308"),
     *([], [1], ["a"], [[]], {}, {"name": 3}, {"a": {"b": []}}, (1, 2), b"x"),
 )
 """What a field may be given by mistake."""
@@ -62,3 +66,25 @@ def value_of(source: random.Random, value: Any) -> Any:
             case _:
                 return [*value[:at], value_of(source, value[at]), *value[at + 1 :]]
     return source.choice(VALUES)
+
+
+SPECIAL = {
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a pipe": os.mkfifo,
+    "an enormous file": lambda path: _enormous(path),
+}
+"""What may stand in the place of a file, and how it is made."""
+
+
+def _enormous(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 36)
+
+
+def replaced(source: random.Random, path: Path) -> None:
+    """Puts something else in the place of a file."""
+    path.unlink()
+    SPECIAL[source.choice(sorted(SPECIAL))](path)

@@ -19,7 +19,7 @@ from parley.results.page import page
 from parley.results.read import read_all
 from parley.store.folder import RunFolder
 from parley.sweep import tune
-from parley.training.record import latest_by_epoch, parse_records
+from parley.training.record import latest_by_epoch, parse_lines
 from parley.wire import clock
 from tests.fuzz import damage
 
@@ -91,7 +91,7 @@ def records(source: random.Random, folder: Path) -> None:
     lines = (RUNS / "finished" / "records.jsonl").read_bytes()
     content = _records(source, lines)
     (folder / "records.jsonl").write_bytes(content)
-    found = parse_records(content)
+    found = parse_lines(content.splitlines())
     latest_by_epoch(found.records)
     RunFolder(folder).records()
 
@@ -104,7 +104,9 @@ def folders(source: random.Random, folder: Path) -> None:
     shutil.copytree(RUNS / kind, damaged, ignore=shutil.ignore_patterns("checkpoint"))
     for path in source.sample(sorted(damaged.iterdir()), k=source.randint(1, 3)):
         content = path.read_bytes()
-        if path.suffix == ".toml":
+        if source.random() < 0.2:
+            damage.replaced(source, path)
+        elif path.suffix == ".toml":
             path.write_bytes(_toml(source, content))
         elif path.suffix == ".jsonl":
             path.write_bytes(_records(source, content))

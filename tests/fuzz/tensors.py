@@ -93,7 +93,7 @@ def headers(source: random.Random, folder: Path) -> None:
         row = source.randrange(2)
         for place in source.sample(range(got.shape[1]), source.choice([1, 4, got.shape[1]])):
             got[row, place] = source.randrange(256)
-    _check(got, expected)
+    _check(got, expected, lambda row: f"agent {row}")
     assert torch.equal(got, expected)
 
 

@@ -203,7 +203,7 @@ def test_unknown_names_and_options():
         "mobilenetv2": ("evonorm",),
         "bert-mini": ("pretrained", "dropout", "vocabulary", "outputs"),
         "distilbert": ("pretrained", "dropout", "vocabulary", "outputs"),
-        "hf": ("fresh", "dropout"),
+        "hf": ("fresh", "dropout", "head"),
     }
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import parley
-from parley import code
+from parley import user_code
 from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.errors import BadValue
@@ -54,7 +54,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_function_or_a_class_is_called_with_what_it_asks_for(own: str) -> None:
-    code.allow([own])
+    user_code.allow([own])
     result = parley.train(model=f"{own}:net", model_options={"hidden": 6}, **QUICK)
     assert result.model()[1].out_features == 6
     by_class = parley.train(model=f"{own}:Net", model_options={"hidden": 6}, **QUICK)
@@ -68,10 +68,10 @@ def test_code_in_a_file_is_only_a_name(own: str) -> None:
     with pytest.raises(BadValue, match=f"with --allow-code {own}"):
         problems.problem(experiment, [0])
     assert own not in sys.modules
-    code.allow(["another"])
-    with pytest.raises(BadValue, match="does not make this host run"):
+    user_code.allow(["another"])
+    with pytest.raises(BadValue, match="does not run just because a file names it"):
         problems.problem(experiment, [0])
-    code.allow([own])
+    user_code.allow([own])
     assert isinstance(problems.problem(experiment, [0]).model(), nn.Sequential)
 
 
@@ -81,7 +81,7 @@ def test_a_program_that_names_code_may_run_it_and_a_folder_may_not(
     result = parley.train(model=f"{own}:net", **QUICK, out=tmp_path / "run")
     card = json.loads((tmp_path / "run" / "model.json").read_text())
     assert card["architecture"]["kind"] == "code"
-    monkeypatch.setenv(code.ALLOWED, "")
+    monkeypatch.setenv(user_code.ALLOWED, "")
     found = parley.load(tmp_path / "run")
     with pytest.raises(BadValue, match=r"valid: model\(allow_code="):
         found.model()
@@ -110,7 +110,7 @@ def test_what_cannot_be_built_is_refused(
 
 
 def test_hosts_compare_architectures_and_not_code(own: str) -> None:
-    code.allow([own])
+    user_code.allow([own])
 
     def said(model: str, **options: Any) -> dict[str, Any]:
         experiment = Experiment.of(model=model, model_options=options, agents=3, fraction=0.2)

@@ -254,6 +254,15 @@ class TestPairs:
         sent = hood.transport.sent["cross_gradients"].tolist()
         assert sent == [0, 32 + codec.message_bytes(x_AD.dtype), 0, 0]
 
+    def test_random_pairs_are_neighbours_by_their_numbers(self) -> None:
+        placement = Placement(graphs.ring(5), (0,) * 5, 0, (1, 2, 4, 5, 6))
+        hood = small.hood(graphs.ring(5), transport=Local(placement))
+        found = [hood.random_pairs(number) for number in range(9)]
+        assert len({*map(tuple, found)}) > 1
+        for number, pairs in enumerate(found):
+            assert {*pairs} <= {*hood.edges} and len({a for pair in pairs for a in pair}) == 4
+            assert len(hood.random_pairs(number, most=1)) == 1
+
     def test_no_edge(self) -> None:
         hood = small.hood(graphs.ring(4))
         with pytest.raises(ValueError, match=r"\(0, 2\) is not an edge"):

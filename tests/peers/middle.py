@@ -27,9 +27,13 @@ class Middle:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                near.close()  # nobody is there yet
+                continue
             self._open += [near, far]
             stream = bytearray()
             self.streams.append(stream)

@@ -27,8 +27,12 @@ class Node:
         self.disk: str | None = None
         self.revision = 0
         """The newest revision that it knows; it writes it down at once."""
+        self.file = 0
+        """The one of its own peers.toml."""
         self.expelled = False
         """Whether it knows that the others go on without it."""
+        self.parted = 0.0
+        """Until when it still tells them so, as links do that close."""
         self.alive = False
         self.stalled_until = 0.0
         self.step = 0
@@ -38,19 +42,27 @@ class Node:
 
     def start(self, first: bool = False) -> None:
         kept = json.loads(self.disk) if self.disk else None
-        everyone = View(tuple(sorted(self.world.revisions[0])), 0)
-        self.views = Views(self.number, everyone, PATIENCE, self._keep, kept)
-        if self.number not in self.world.revisions[0] and kept is None:
-            self.views.forget()
+        everyone = tuple(sorted(self.world.revisions[0]))
+        view = View(everyone, 0, tuple(f"{n}" for n in everyone))
+        memory = f"{self.number}" if first else f"{self.world.random.getrandbits(32):x}"
+        self.views = Views(self.number, view, PATIENCE, memory, self._keep, kept)
+        if kept is None and not first:
+            self.views.forget()  # others have begun
         self.views.revise(self.revision, self.world.revisions[self.revision])
         self.alive = True
         self.alone_since: float | None = None
         self.training = 0 if first else -1
         if not first:
             self.joined = self.views.number
-            self.views.enter(self.world.now, self.number in self.views.members)
+            self.views.enter(self.world.now, self.views.inside)
         else:
             self.joined = 0
+            self._keep(self.views.state())
+
+    @property
+    def may_start(self) -> bool:
+        """Whoever knows that it is removed, or was dropped, is not started again."""
+        return not self.expelled and self.number in self.world.revisions[self.revision]
 
     def _keep(self, state: Any) -> None:
         self.disk = json.dumps(state)
@@ -61,8 +73,14 @@ class Node:
         self.alive = False
         self.training = -1
 
+    def wipe(self) -> None:
+        """Its folder is lost, with all that it has promised; its peers.toml is not."""
+        self.crash()
+        self.disk, self.revision = None, self.file
+
     def hear(self, sender: int, said: Any) -> None:
         if not self.alive or self.expelled:
+            self._tell_parting()
             return
         if said["kind"] == "revision":
             self.revise(said["revision"])
@@ -100,18 +118,23 @@ class Node:
     def _look(self) -> None:
         removed = self.number not in self.world.revisions[self.revision]
         decided = self.views.views[-1].revision >= self.revision
-        self.expelled |= self.number in self.views.dropped or (removed and decided)
-        if self.expelled:
-            self.training = -1
+        if self.number in self.views.dropped or (removed and decided):
+            self.expelled, self.training = True, -1
+            self.parted = self.world.now + PATIENCE
             return
         if self.training < 0 and self.views.number > self.joined:
             self.joined = self.views.number
             if unwelcome := self.views.unwelcome():
-                self.views.enter(self.world.now, True, unwelcome)
-            elif self.number in self.views.members:
+                self.views.enter(self.world.now, self.views.inside, unwelcome)
+            elif self.views.inside:
                 self.views.settle()
                 self.training, self.alone_since = self.views.number, None
                 self.world.begun(self)
+
+    def _tell_parting(self) -> None:
+        """Whoever is removed ends once its last vote has counted and the others know it."""
+        if self.alive and self.world.now < self.parted:
+            self.world.send(self.number, self.views._decided())
 
     def tick(self) -> None:
         """Every now and then: what is due, and a step if everyone is there."""
@@ -146,7 +169,9 @@ class Node:
 class World:
     """Everything that happens, in one order, from one seed."""
 
-    def __init__(self, seed: int, size: int) -> None:
+    def __init__(self, seed: int, size: int, wipes: bool = False) -> None:
+        """`wipes`: disks may be lost."""
+        self.wipes = wipes
         self.random = random.Random(seed)
         self.size = size
         self.revisions = [frozenset(range(size))]
@@ -193,6 +218,8 @@ class World:
 
     def begun(self, node: Node) -> None:
         """A node has begun to train in a view: nobody may have seen another of that number."""
+        if not node.views.members:
+            return  # it has not heard of any
         for number, view in enumerate(node.views.views):
             known = self.decided.setdefault(number, view)
             assert known == view, f"two views of number {number}: {known} and {view}"
@@ -209,11 +236,13 @@ class World:
 
     def harm(self) -> None:
         """Something bad, or something good again."""
-        what = self.random.choice(["crash", "restart", "restart", "split", "mend", "stall"])
+        what = self.random.choice(["crash", "restart", "restart", "split", "mend", "stall", "wipe"])
         node = self.random.choice(self.nodes)
         if what == "crash":
             node.crash()
-        elif what == "restart" and not node.alive:
+        elif what == "wipe" and self.wipes:
+            node.wipe()
+        elif what == "restart" and not node.alive and node.may_start:
             node.start()
         elif what == "split":
             self.side = [self.random.randrange(2) for _ in range(self.size)]
@@ -231,10 +260,12 @@ class World:
             self.side.append(0)
             node = Node(self, number)
             self.nodes.append(node)
+            node.file = newest
             node.revise(newest)
             node.start()
             self._every(number)
         first = self.random.choice(sorted(members & self.revisions[newest - 1]))
+        self.nodes[first].file = newest
         self.nodes[first].revise(newest)
 
     def mend(self) -> None:
@@ -243,5 +274,14 @@ class World:
         self.loss = min(self.loss, 0.05)
         for node in self.nodes:
             node.stalled_until = 0.0
-            if not node.alive and not node.expelled:
+            if not node.alive and node.may_start:
                 node.start()
+
+    def majority_left(self) -> bool:
+        """Whether enough of the newest view that somebody knows are left, with what they voted."""
+        newest = max((n.views for n in self.nodes if n.may_start), key=lambda views: views.number)
+        there = [self.nodes[n] for n in newest.members if self.nodes[n].alive]
+        left = [node for node in there if not node.expelled]
+        voters = [n for n in left if newest._remembers(n.number, n.views.memory)]
+        size = len(newest.members)
+        return 2 * len(voters) > size or (2 * len(voters) == size and len(left) > len(voters))

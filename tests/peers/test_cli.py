@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
 from torch import nn
 
 import parley
 from parley.cli.main import app
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
+from parley.peers import keys
 from parley.peers.check import check
 from parley.peers.file import Peers
 from tests.peers.groups import write_group
@@ -72,6 +74,10 @@ def test_check_says_who_cannot_be_reached(
 ) -> None:
     path = write_group(tmp_path)
     words = ("peers", "check", path, "--me", "ward-a", "--keys", tmp_path, "--seconds", 1)
+    with pytest.raises(BadValue, match="me: 'ward-x' is not valid; valid: one of ward-a, "):
+        run(*words, "--me", "ward-x")
+    with pytest.raises(BadValue, match=r"peers: .*experiment\.crt' is not valid .*a TOML file"):
+        run(*words[:2], tmp_path / "experiment.crt", *words[3:])
     assert run(*words, "--json") == 1
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["ward-a"]["fits"] and not rows["ward-b"]["fits"]
@@ -91,6 +97,16 @@ def test_what_join_is_told_wrong_is_named(tmp_path: Path, words: list[str], comp
     with pytest.raises(BadValue) as caught:
         run("join", path, "--keys", tmp_path, "--out", tmp_path / "out", *words)
     assert complaint in str(caught.value)
+
+
+def test_a_peer_does_not_start_with_a_certificate_that_others_would_refuse(tmp_path: Path) -> None:
+    path = write_group(tmp_path)
+    key = keys.read_key(tmp_path / "ward-a.key")
+    old = keys._certificate("ward-a", key.public_key(), keys._subject("ward-a"), key, 0)
+    (tmp_path / "ward-a.crt").write_bytes(old.public_bytes(serialization.Encoding.PEM))
+    for command in (["peers", "check"], ["join"]):
+        with pytest.raises(BadValue, match=r"ward-a\.crt' is not valid \(valid from .*clock set"):
+            run(*command, path, "--me", "ward-a", "--keys", tmp_path)
 
 
 def test_join_from_python_refuses_what_does_not_fit(tmp_path: Path) -> None:

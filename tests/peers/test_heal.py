@@ -1,9 +1,11 @@
 """Any peer may be killed, stopped or started again, the first included: the others go on, and all
 end with the same records and the same account of who took part."""
 
+import errno
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -24,22 +26,32 @@ from parley.peers.file import Peers
 from parley.peers.join import join
 from parley.peers.revisions import signed
 from parley.peers.transport import PeerTransport
+from parley.store import checkpoint
 from parley.training.events import Event, StepDone
 from parley.training.problem import problem
 from parley.watch import log
+from tests import namespaces
 from tests.faults import ATTACKS, HURRY, attack, lines, paced
 from tests.peers.groups import NAMES, free_ports, write_group
+from tests.peers.phases import BEFORE_TRAINING, PHASES, halt_at, stopped
 from tests.processes import PATIENCE, process, until
 
 OPTIONS = {"model": "logistic", "engine": "loop", "algorithm": "dpsgd", "epochs": 40, "batch": 64}
 OPTIONS |= {"gossip_rounds": 1, "on_failure": "heal", "patience": 6.0}
 
 
-def train(folder: Path, name: str, resume: bool, odd: str = "") -> None:
+def train(folder: Path, name: str, resume: bool, odd: str = "", place: str = "") -> None:
     """One peer, as slow as it must be for what is done to it; `odd`: one of `ATTACKS`, or that it
-    becomes "slower" with every step."""
+    becomes "slower" with every step, or "killed" or "stopped" and one of `PHASES`. `place` is its
+    namespace."""
+    if place:
+        namespaces.enter(place)
     if odd in ATTACKS:
         attack(odd, PeerTransport)
+    what, _, phase = odd.partition(" at ")
+    if phase in PHASES:
+        halt_at(phase, signal.SIGKILL if what == "killed" else signal.SIGSTOP)
+    checkpoint.save_file = partial(written, checkpoint.save_file, folder / f"{name}.full")
     sys.stderr = io.TextIOWrapper((folder / f"{name}.err").open("ab"), line_buffering=True)
     log.show()
     peers = Peers.read(folder / "peers.toml")
@@ -55,6 +67,13 @@ def train(folder: Path, name: str, resume: bool, odd: str = "") -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(2)
+
+
+def written(write: Any, full: Path, *given: Any) -> None:
+    """Writes a file unless the disk is full."""
+    if full.exists():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    write(*given)
 
 
 def slower(folder: Path, event: Event) -> None:
@@ -110,7 +129,8 @@ class Trio:
         assert told.count(told[0]) == len(names)
         records = [lines(self.folder / name / "records.jsonl") for name in names]
         assert records.count(records[0]) == len(names)
-        assert [record["epoch"] for record in records[0]] == list(range(1, 41))
+        epochs = read_file(self.folder / "experiment.toml")["epochs"]
+        assert [record["epoch"] for record in records[0]] == list(range(1, epochs + 1))
 
     def words(self) -> str:
         found = sorted(self.folder.glob("*.err"))
@@ -125,18 +145,33 @@ def trio(tmp_path: Path) -> Any:
     made.stop()
 
 
-@pytest.mark.parametrize("lost", NAMES[:2])
-def test_the_others_go_on_without_a_killed_peer_and_it_comes_back(trio: Trio, lost: str) -> None:
+@pytest.mark.parametrize(("lost", "with_its_disk"), [("ward-a", False), ("ward-b", True)])
+def test_the_others_go_on_without_a_lost_peer_and_it_comes_back(
+    trio: Trio, lost: str, with_its_disk: bool
+) -> None:
+    """One is killed and its disk is gone, the other has no room left on its disk for a while."""
     everyone = list(NAMES[:3])
     others = tuple(name for name in everyone if name != lost)
     assert until(lambda: len(lines(trio.folder / "ward-c" / "records.jsonl")) > 0)
-    trio.running[lost].kill()
-    trio.running[lost].join()
+    full = trio.folder / f"{lost}.full"
+    if with_its_disk:
+        full.touch()
+    else:
+        trio.running[lost].kill()
+    trio.running[lost].join(PATIENCE)
     trio.until_view(others, list(others))
-    trio.start(lost, resume=True)
+    assert ("lost ward-b (it cannot write to its disk)" in trio.words()) == with_its_disk
+    full.unlink(missing_ok=True)
+    voted = json.loads((trio.folder / lost / "membership.json").read_text())["memory"]
+    if not with_its_disk:
+        shutil.rmtree(trio.folder / lost)
+    trio.start(lost, resume=with_its_disk)
     trio.until_view(tuple(everyone), everyone)
     trio.end()
     assert trio.views(lost) == [everyone, list(others), everyone]
+    kept = json.loads((trio.folder / lost / "membership.json").read_text())
+    assert (kept["memory"] == voted) == with_its_disk  # or the view counts on a new one
+    assert kept["views"][-1][2][everyone.index(lost)] == kept["memory"]
 
 
 def test_a_peer_that_is_stopped_for_long_rejoins_by_itself(trio: Trio) -> None:
@@ -182,7 +217,7 @@ def test_a_peer_that_sends_nonsense_is_dropped_and_the_others_go_on(tmp_path: Pa
         trio.running["ward-c"].join(PATIENCE)
         assert trio.running["ward-c"].exitcode == 2
         said = (tmp_path / "ward-c.err").read_text()
-        assert "the others go on without this peer: ward-" in said
+        assert "the others continue without this peer: ward-" in said
         assert "reports of ward-c: suspicious: agent 2" in said
         trio.end(["ward-a", "ward-b"])
     finally:
@@ -196,6 +231,48 @@ def test_the_others_do_not_wait_for_a_peer_that_answers_ever_more_slowly(tmp_pat
         trio.until_view(("ward-a", "ward-b"), ["ward-a", "ward-b"])
         assert until(lambda: "ward-c was lost; continuing without" in trio.words(), pause=0.1)
         trio.end()
+    finally:
+        trio.stop()
+
+
+EARLY = ("agreement", "account")
+MOMENTS = tuple(PHASES)[:-2] if "PARLEY_ROUNDS" in os.environ else EARLY
+"""All of them take minutes."""
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_peer_that_is_killed_at_any_moment_comes_back(tmp_path: Path, moment: str) -> None:
+    """It is started again at once, before the others have given it up or after."""
+    # Until training begins the others wait for it, however long it takes on a busy machine.
+    patience = 60.0 if moment in BEFORE_TRAINING else OPTIONS["patience"]
+    trio = Trio(tmp_path, epochs=6, patience=patience)
+    try:
+        trio.start_all(odd=f"killed at {moment}")
+        if moment in ("outputs", "summary"):
+            (tmp_path / HURRY).touch()
+        trio.running["ward-c"].join(PATIENCE)
+        assert trio.running["ward-c"].exitcode == -signal.SIGKILL, trio.words()
+        trio.start("ward-c", resume=True)
+        trio.until_view(NAMES[:3], list(NAMES[:3]))
+        trio.end()
+    finally:
+        trio.stop()
+
+
+def test_a_peer_that_is_stopped_at_the_end_hears_that_it_is_over(tmp_path: Path) -> None:
+    trio = Trio(tmp_path, epochs=2)
+    try:
+        (tmp_path / HURRY).touch()
+        trio.start_all(odd="stopped at outputs")
+        last = trio.running["ward-c"]
+        assert until(lambda: stopped(last.pid), pause=0.05)
+        summary = tmp_path / "ward-a" / "summary.json"
+        assert until(summary.exists, pause=0.05)  # without the one that is stopped
+        os.kill(last.pid, signal.SIGCONT)
+        last.join(PATIENCE)
+        assert last.exitcode == 2
+        assert "the run has ended without this peer" in (tmp_path / "ward-c.err").read_text()
+        trio.end(["ward-a", "ward-b"])
     finally:
         trio.stop()
 
@@ -215,7 +292,7 @@ def revise(
     fresh = {"name": newcomer, "agents": old["agents"], "key": identity.fingerprint}
     fresh["address"] = f"127.0.0.1:{free_ports(1)[0]}"
     table = {**table, "revision": revision, "peer": [*kept, fresh]}
-    draft = Peers.of({**table, "experiment": "experiment.toml"})
+    draft = Peers.of({**table, "experiment": str(folder / "experiment.toml")})
     own = {name: keys.find(name, folder) for name in signers}
     signatures = {n: signed(draft, one.certificate, one.key) for n, one in own.items()}
     write_atomically(path, tomli_w.dumps({**table, "signatures": signatures}))

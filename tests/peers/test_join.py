@@ -22,11 +22,11 @@ SMALL = {"model": "logistic", "engine": "loop", "epochs": 2, "fraction": 0.15, "
 SMALL |= {"gossip_rounds": 2, "patience": 120.0}
 
 
-def start(folder: Path, name: str, *words: object) -> Command:
+def start(folder: Path, name: str, *words: object, **environment: str) -> Command:
     """``parley join`` as one of the peers."""
     path = folder / "peers.toml"
     own = ["--me", name, "--keys", folder, "--out", folder / name, "--json"]
-    return Command(folder / "said", "join", path, *own, *words)
+    return Command(folder / "said", "join", path, *own, *words, environment=environment)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -43,13 +43,15 @@ def alone(folder: Path, options: Mapping[str, object] = {}) -> Any:
     return launch.execute(experiment, problem, folder / "alone", False, lambda event: None)
 
 
-def same_as_alone(folder: Path, agents: Sequence[Sequence[int]]) -> None:
+def same_as_alone(folder: Path, agents: Sequence[Sequence[int]]) -> Any:
+    """Checks every peer's records and models; gives the outcome of one process."""
     outcome = alone(folder)
     for name, hosted in zip(NAMES, agents, strict=False):
         assert records(folder / name) == records(folder / "alone")
         found = checkpoint.models(folder / name, hosted)
         assert found is not None
         assert torch.equal(found.state, outcome.x_ND[list(hosted)])
+    return outcome
 
 
 METHODS: dict[str, dict[str, object]] = {
@@ -76,7 +78,7 @@ def test_three_peers_are_one_process_to_the_bit(tmp_path: Path, name: str) -> No
 
 def test_a_peer_that_is_lost_ends_the_run_in_words_and_it_can_be_resumed(tmp_path: Path) -> None:
     agents = [[0], [1], [2]]
-    options = {**SMALL, "algorithm": "dpsgd", "epochs": 40, "patience": 3.0, "fraction": 1.0}
+    options = {**SMALL, "algorithm": "dpsgd", "epochs": 20, "patience": 3.0, "fraction": 1.0}
     write_group(tmp_path, agents, options)
     peers = {name: start(tmp_path, name) for name in NAMES[:3]}
     second = tmp_path / "ward-b" / "records.jsonl"

@@ -92,6 +92,24 @@ def test_what_is_wrong_in_peers_toml_is_named(
         Peers.of({**good, "peer": tables})
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"experiment": None}, r"experiment: missing; valid: a path"),
+        ({"peer": {"name": "ward-a"}}, r"peer: .*; valid: two or more tables \[\[peer\]\]$"),
+        ({"peer": None}, "peer: missing; valid: two or more tables"),
+        ({"revoked": "sha256:1"}, "revoked: 'sha256:1' is not valid; valid: a list of fing"),
+        ({"experimnt": "x"}, "experimnt: 'x' is not valid; valid: experiment, revision, .*else"),
+    ],
+)
+def test_what_is_wrong_at_its_top_is_named(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    good = {**group(tmp_path).model_dump(exclude_none=True), **change}
+    with pytest.raises(BadValue, match=words):
+        Peers.of({field: value for field, value in good.items() if value is not None})
+
+
 def test_agents_of_the_experiment_all_have_a_peer(tmp_path: Path) -> None:
     peers = group(tmp_path)
     peers.check_agents(3)

@@ -49,6 +49,22 @@ def test_more_than_half_have_to_sign(tmp_path: Path) -> None:
         check_next(peers, changed)
 
 
+def test_a_signature_holds_for_one_experiment(tmp_path: Path) -> None:
+    """The same group may train another model at the same time."""
+    peers = group(tmp_path, 3)
+    changes = {"peer": without_last(peers), "vacant": [2]}
+    new = next_of(peers, tmp_path, ["ward-a", "ward-b"], **changes)
+    check_next(peers, new)
+    path = tmp_path / "another.toml"
+    path.write_text("agents = 3\nlr = 0.03\n")
+    other = {"experiment": str(path)}
+    with pytest.raises(BadValue, match="none of them signed what it says, for this experiment"):
+        check_next(peers.model_copy(update=other), new.model_copy(update=other))
+    moved = tmp_path / "elsewhere.toml"
+    moved.write_text("# the same experiment\n" + Path(peers.experiment).read_text())
+    check_next(peers, new.model_copy(update={"experiment": str(moved)}))
+
+
 def test_a_stranger_signs_in_vain(tmp_path: Path) -> None:
     peers = group(tmp_path, 3)
     keys.new("stranger", tmp_path)

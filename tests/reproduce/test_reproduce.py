@@ -13,9 +13,10 @@ import parley
 from parley import models
 from parley.algorithms import build
 from parley.cli import reproduce as cli
+from parley.compute import kernels
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.reproduce import campaign, collect, costs, paired, pictures, presets, report
+from parley.reproduce import campaign, claims, collect, costs, pictures, presets, report
 from parley.reproduce.campaign import Order
 from parley.reproduce.preset import (
     CHOICES,
@@ -231,6 +232,17 @@ def test_calibration_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(costs, "measured_speed", again)
     assert costs.Calibration().speed(preset) == speed
+    # Other kernels have another speed.
+    monkeypatch.setattr(kernels, "identity", lambda: "kernels-of-tomorrow")
+    assert costs.Calibration().known(preset) is None
+
+
+def test_a_network_is_timed_with_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The kernels compute eight samples in the time of sixteen or more.
+    preset, tried = all_presets()["cifar10/resnet20/ring/10/ngc"], []
+    monkeypatch.setattr(costs, "_trial", lambda preset, batch: batch)
+    monkeypatch.setattr(costs, "_of_one_gradient", lambda batch: tried.append(batch) or batch / 0.2)
+    assert costs.measured_speed(preset) == preset.batch / 0.2 == 160 and tried == [8, 32]
 
 
 def test_the_list_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +367,7 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     assert report.ablation_rows(collect.collect(tmp_path).results) == []
 
 
-def results_of(method: str, **accuracies: list[float]) -> list[collect.Result]:
+def results_of(method: str, **accuracies: list[float]) -> list[collect.PresetResult]:
     """Runs of Fashion-MNIST with ten agents that ended with these accuracies, seed by seed."""
     preset = all_presets()[f"fashion_mnist/lenet5/ring/10/{method}"]
     made = []
@@ -365,13 +377,13 @@ def results_of(method: str, **accuracies: list[float]) -> list[collect.Result]:
             for seed, value in enumerate(values)
         }
         name = "as-run" + f"-but-{variant.replace('_', ',')}" * (variant != "as_run")
-        made.append(collect.Result(preset, name, Reduction(), ends))
+        made.append(collect.PresetResult(preset, name, Reduction(), ends))
     return made
 
 
 def test_an_interval_is_that_of_a_paired_t_test() -> None:
     first, second = [70.0, 73.0, 68.5, 71.0, 74.0], [71.5, 73.5, 70.5, 71.8, 75.9]
-    told = paired.Difference.of(dict(enumerate(first)), dict(enumerate(second)))
+    told = claims.Difference.of(dict(enumerate(first)), dict(enumerate(second)))
     expected = scipy.stats.ttest_rel(second, first).confidence_interval(0.95)
     assert told is not None and told.half is not None and told.seeds == 5
     assert told.mean - told.half == pytest.approx(expected.low)

@@ -16,19 +16,21 @@ from parley import BadValue
 from parley.cli.main import main
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.files import lines_of
 from parley.measures import KNOWN
 from parley.reproduce import cell as paper
 from parley.reproduce.preset import Reduction
 from parley.reproduce.presets import presets
-from parley.results import once, style
 from parley.results import sections as charts
+from parley.results import static_charts, style
 from parley.results.curves import POINTS
 from parley.results.group import Group, curve, field_of, group_seeds
 from parley.results.page import page as report_page
 from parley.results.pictures import pictures
 from parley.results.read import RecordedRun, find_runs, read_all, read_run
-from parley.training.record import parse_records
+from parley.training.record import parse_lines
 from tests.browser import browser, faults, overflow, page
+from tests.fuzz.damage import SPECIAL
 
 AGENTS, EPOCHS = 4, 4
 
@@ -104,6 +106,20 @@ def test_damaged_lines_are_passed_over_with_a_note(copied: Path) -> None:
     assert "3 damaged lines skipped" in text and "agents.json is damaged" in text
 
 
+@pytest.mark.parametrize("what", sorted(SPECIAL))
+def test_what_is_no_file_is_passed_over_with_a_note(what: str, copied: Path) -> None:
+    runs = find_runs(copied)
+    for name in ("records.jsonl", "experiment.toml", "summary.json", "agents.json"):
+        (runs[0] / name).unlink()
+        SPECIAL[what](runs[0] / name)
+    assert find_runs(copied) == runs
+    notes = read_run(runs[0]).notes
+    assert {note.split()[0].rstrip(":") for note in notes} == {
+        *("experiment.toml", "records.jsonl", "summary.json", "agents.json")
+    }
+    assert str(runs[1]) in report_page(group_seeds(read_all([copied])))
+
+
 def test_accuracies_on_a_part_of_the_test_samples_are_marked(copied: Path) -> None:
     assert "Not comparable" not in report_page(groups_of(copied))
     path = copied / "dpsgd/seed-1/records.jsonl"
@@ -116,9 +132,12 @@ def test_accuracies_on_a_part_of_the_test_samples_are_marked(copied: Path) -> No
     assert "Not comparable with the others" in text and "dpsgd/seed-1 (240 of 360)" in text
 
 
-def test_a_half_written_line_is_no_damage() -> None:
-    assert parse_records(b'{"epoch": 1}\n{"epoch": 2, "loss": 0.') == ([{"epoch": 1}], [])
-    assert parse_records(b"") == ([], [])
+def test_a_half_written_line_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"epoch": 1}\n{"epoch": 2, "loss": 0.')
+    assert parse_lines(lines_of(path)) == ([{"epoch": 1}], [])
+    path.write_bytes(b"")
+    assert parse_lines(lines_of(path)) == ([], [])
 
 
 def test_an_experiment_of_another_version_is_shown_with_a_note(copied: Path) -> None:
@@ -372,7 +391,7 @@ def test_bad_input_is_one_line(
 def test_a_graph_that_cannot_be_known_is_no_error(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path, {}, None, {}, [], None, None, None)
     with pytest.raises(ParleyError, match="its experiment cannot be read"):
-        once.graph_chart(run)
+        static_charts.graph_chart(run)
     assert charts.graph_section([Group("x", [run])]).missing == "x: its experiment cannot be read."
     with pytest.raises(BadValue, match=r"has no experiment\.toml"):
         read_run(tmp_path)

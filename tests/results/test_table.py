@@ -13,7 +13,7 @@ TABLE = Table(
 
 def printed(table: Table, width: int = 80) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table.terminal())
+    console.print(table.terminal(width))
     return [line.strip() for line in console.export_text().splitlines() if line.strip()]
 
 
@@ -37,3 +37,17 @@ def test_a_terminal_breaks_words_but_no_figures_and_takes_nothing_for_markup() -
     narrow = printed(TABLE, width=30)
     assert "1.5" in " ".join(narrow) and len(narrow) > len(wide)
     assert printed(Table(["", ""], [["key", "value"]]))[0].split() == ["key", "value"]
+
+
+def test_a_narrow_terminal_has_spreads_below_means_and_cuts_nothing_off() -> None:
+    row = ["D-PSGD", *["0.2547 ± 0.01793"] * 4, "1.22e-07 ± 2e-08", "0.02", "0.1"]
+    headings = [
+        "",
+        *["RMSE,\naveraged\nmodel"] * 4,
+        "consensus\ndistance",
+        "MB sent\nper agent",
+        "",
+    ]
+    first, second = printed(Table(headings, [row]))[-2:]
+    assert first.split() == ["D-PSGD", *["0.2547"] * 4, "1.22e-07", "0.02", "0.1"]
+    assert second.split() == ["±", "0.01793"] * 4 + ["±", "2e-08"]

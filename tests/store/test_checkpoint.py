@@ -287,3 +287,18 @@ def test_damage_is_named_nothing_is_changed_and_the_remedy_works(
     assert command.wait() == 0, command.err
     assert records(out) == expected
     assert command.summary["loss"] == expected[-1]["loss"]
+
+
+@pytest.mark.parametrize("said", [[-1], [10**12], [2, 3]])
+def test_a_worker_that_says_what_cannot_be_is_named(tmp_path: Path, said: list[int]) -> None:
+    """It would be asked again without end."""
+    saved(tmp_path)
+
+    class Liar(Local):
+        def gather(self, values_A: Tensor) -> Tensor:
+            rows = super().gather(values_A)
+            rows[3] = said.pop(0) if len(said) > 1 else said[0]
+            return rows
+
+    with pytest.raises(ParleyError, match=r"agent 3 \(worker 0\) reported a checkpoint"):
+        checkpoint.newest(tmp_path, Liar(spread(graphs.ring(4), 1)))

@@ -114,6 +114,37 @@ def test_summary_marks_a_complete_run(tmp_path: Path) -> None:
     assert run.summary() is None
 
 
+@pytest.mark.parametrize(
+    "name", ["environment.json", "confusion.json", "model.json", "model.safetensors",
+             "summary.json", "agents/agent-1.safetensors"],
+)  # fmt: skip
+def test_a_folder_in_the_place_of_a_file_is_found_before_anything_changes(
+    tmp_path: Path, name: str
+) -> None:
+    run = RunFolder(tmp_path)
+    run.open(EXPERIMENT, resume=False)
+    run.finish({"epochs": 3})
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir(parents=True)
+    before = contents(tmp_path)
+    for experiment in (EXPERIMENT, EXPERIMENT.replace(epochs=5)):
+        with pytest.raises(ParleyError, match=rf"out: .*{name} is a folder; remove it"):
+            run.check(experiment, resume=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "agents"])
+def test_a_file_in_the_place_of_a_folder_costs_no_records(tmp_path: Path, name: str) -> None:
+    """Without checkpoints a run begins again, which must not happen by such an accident."""
+    run = RunFolder(tmp_path)
+    run.open(EXPERIMENT, resume=False)
+    (tmp_path / name).write_text("not a folder")
+    before = contents(tmp_path)
+    with pytest.raises(ParleyError, match=rf"out: .*{name} is not a folder; put the folder back"):
+        run.check(EXPERIMENT, resume=True)
+    assert contents(tmp_path) == before
+
+
 def test_stale_partial_files_do_no_harm(tmp_path: Path) -> None:
     (tmp_path / "summary.json.123.partial").write_text("{ half")
     assert RunFolder(tmp_path).summary() is None

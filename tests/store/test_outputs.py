@@ -14,7 +14,7 @@ from torch import nn
 import parley
 from parley.data import load as load_data
 from parley.errors import BadValue
-from parley.store import outputs, using
+from parley.store import inference, outputs
 from parley.store.outputs import Trained
 
 SMALL: dict[str, Any] = {"agents": 3, "epochs": 1, "progress": False, "fraction": 0.2}
@@ -59,6 +59,18 @@ def test_every_model_is_written_under_the_names_of_its_module(
     assert card["average_of"] == [0, 1, 2]
     assert card["labels"] == list("0123456789")
     assert card["versions"]["torch"] == torch.__version__
+
+
+def test_files_may_be_read_by_whom_the_umask_says(run: tuple[parley.Result, Path]) -> None:
+    """Safetensors makes its files for the user alone."""
+    _, out = run
+    probe = out / "probe"
+    probe.touch()
+    expected = probe.stat().st_mode
+    probe.unlink()
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".safetensors", ".json", ".toml", ".jsonl"}
+    assert [path.name for path in files if path.stat().st_mode != expected] == []
 
 
 def test_a_loaded_run_gives_the_modules_and_needs_no_checkpoint(tmp_path: Path) -> None:
@@ -198,14 +210,14 @@ def test_a_task_without_one_answer_has_none_in_words(tmp_path: Path) -> None:
     card = json.loads((out / "model.json").read_text())
     other = Card(**(card | {"task": "segmentation"}))
     with pytest.raises(BadValue, match="trained for the task segmentation"):
-        using.answers(nn.Identity(), other, ["x"], torch.zeros(1, 1, 8, 8))
+        inference.answers(nn.Identity(), other, ["x"], torch.zeros(1, 1, 8, 8))
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
         (lambda path: np.save(path, np.zeros((2, 3))), r"its shape is \[2, 3\]"),
-        (lambda path: np.save(path, np.array([{}], dtype=object)), "allow_pickle=False"),
+        (lambda path: np.save(path, np.array([{}], dtype=object)), "they are Python objects"),
         (lambda path: np.save(path, np.full((1, 8, 8), "x")), "they are <U1"),
         (lambda path: path.write_bytes(b"nothing"), "NumPy array of numbers"),
         (lambda path: None, "No such file"),
@@ -250,9 +262,9 @@ def test_an_exported_model_takes_raw_inputs_and_answers_the_same(
     digits = load_data("digits")
     raw = digits.test.inputs[:5]
     expected = result.model()(digits.transform.normalise(raw))
-    path = tmp_path / f"model{using.FORMATS[form]}"
+    path = tmp_path / f"model{inference.FORMATS[form]}"
     trained = outputs.found(out)
-    using.export(trained.module(), trained.card, form, path)
+    inference.export(trained.module(), trained.card, form, path)
     if form == "onnx":
         from onnx.reference import ReferenceEvaluator
 
@@ -273,7 +285,7 @@ def test_uint8_images_are_scaled_inside_the_exported_model() -> None:
         average_of=(0,),
     )
     raw = torch.tensor([[[[0, 255], [51, 102]]]], dtype=torch.uint8)
-    prepared = using.Prepared(nn.Identity(), card)(raw)
+    prepared = inference.Prepared(nn.Identity(), card)(raw)
     assert torch.allclose(prepared, card.transform().normalise(raw))
     assert torch.allclose(prepared, torch.tensor([[[[-2.0, 2.0], [-1.2, -0.4]]]]))
 
@@ -284,21 +296,21 @@ def test_an_export_that_cannot_be_is_refused(
     trained = outputs.found(run[1])
     module = trained.module()
     with pytest.raises(BadValue, match=r"valid: onnx, torch-export"):
-        using.export(module, trained.card, "pickle", tmp_path / "m.pkl")
+        inference.export(module, trained.card, "pickle", tmp_path / "m.pkl")
     with pytest.raises(BadValue, match=r"a file that ends in .onnx"):
-        using.export(module, trained.card, "onnx", tmp_path / "m.pt2")
+        inference.export(module, trained.card, "onnx", tmp_path / "m.pt2")
     with pytest.raises(BadValue, match=r"a folder that exists"):
-        using.export(module, trained.card, "torch-export", tmp_path / "no" / "m.pt2")
-    monkeypatch.setattr(using, "find_spec", lambda name: None)
+        inference.export(module, trained.card, "torch-export", tmp_path / "no" / "m.pt2")
+    monkeypatch.setattr(inference, "find_spec", lambda name: None)
     with pytest.raises(BadValue, match=r"pip install 'parley-learning\[onnx\]'"):
-        using.export(module, trained.card, "onnx", tmp_path / "m.onnx")
+        inference.export(module, trained.card, "onnx", tmp_path / "m.onnx")
 
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if float(x.sum()) > 0 else -x
 
     with pytest.raises(BadValue, match=r"a model that torch.export can follow"):
-        using.export(Branching(), trained.card, "torch-export", tmp_path / "m.pt2")
+        inference.export(Branching(), trained.card, "torch-export", tmp_path / "m.pt2")
     assert not list(tmp_path.iterdir())
 
 
@@ -331,3 +343,71 @@ def test_texts_are_answered_with_the_tokenizer_of_the_run(tmp_path: Path) -> Non
     ]
     assert found[0].probabilities == pytest.approx(found[1].probabilities)
     assert set(found[0].probabilities) == {"no", "yes"}
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "more memory than there is": {"input_shape": [1, 10**6, 10**6]},
+    "more memory by an option": {"options": {"hidden": 10**13}},
+    "an option of another type": {"options": {"hidden": "many"}},
+    "code as a name": {"model": "os:abort"},
+    "code": {"model": "os:abort", "kind": "code"},
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_what_a_card_asks_for_is_looked_at_before_it_is_done(
+    how: str, run: tuple[parley.Result, Path], tmp_path: Path
+) -> None:
+    for name in ("model.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((run[1] / name).read_bytes())
+    card = json.loads((tmp_path / "model.json").read_text())
+    card["architecture"] |= HOSTILE[how]
+    (tmp_path / "model.json").write_text(json.dumps(card))
+    with pytest.raises(BadValue) as refused:
+        outputs.found(tmp_path).module()
+    assert refused.value.field.startswith("model")
+
+
+def test_names_in_a_file_cannot_write_to_the_terminal(
+    run: tuple[parley.Result, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "model.json").write_bytes((run[1] / "model.json").read_bytes())
+    tensors = load_file(run[1] / "model.safetensors")
+    save_file({**tensors, "\x1b[2J" + "x" * 5000: torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(BadValue, match=r"\?\[2Jxxx.*\.\.\. is only in the file") as refused:
+        outputs.found(tmp_path).module()
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_arrays_that_are_bombs_or_pickles(
+    suffix: str, run: tuple[parley.Result, Path], tmp_path: Path
+) -> None:
+    expected = outputs.found(run[1]).expected()
+    path = tmp_path / f"a{suffix}"
+
+    def write(values: Any) -> bytes:
+        with path.open("wb") as file:
+            if suffix == ".npy":
+                np.save(file, values, allow_pickle=True)
+            else:
+                np.savez(file, values)
+        return path.read_bytes()
+
+    write(np.array([print], dtype=object))
+    with pytest.raises(BadValue, match="they are Python objects"):
+        expected.read([str(path)])
+    content = write(np.zeros((2, 1, 8, 8), "f4"))
+    assert expected.read([str(path)])[1].shape == (2, 1, 8, 8)
+    path.write_bytes(content.replace(b"(2, 1, 8, 8)", b"(9**9,1,8,8)"))
+    with pytest.raises(BadValue, match=r"a.np[yz]"):
+        expected.read([str(path)])
+    path.write_bytes(content.replace(b"(2, 1, 8, 8)", b"(999999,1,8,8)"[:12]))
+    with pytest.raises(BadValue, match=r"a.np[yz]"):
+        expected.read([str(path)])
+    for values in (np.ones((2, 1, 8, 8), ">f4"), np.asfortranarray(np.ones((2, 1, 8, 8)))):
+        write(values)
+        assert torch.equal(expected.read([str(path)])[1], torch.ones(2, 1, 8, 8))
+    order = np.arange(128.0).reshape(2, 1, 8, 8)
+    write(np.asfortranarray(order))
+    assert torch.equal(expected.read([str(path)])[1], torch.from_numpy(order).float())

@@ -84,11 +84,12 @@ def test_stopped_is_told_from_killed(tmp_path: Path) -> None:
     stopped = Command(tmp_path, *LONG, "--out", tmp_path / "stopped")
     killed = Command(tmp_path, *LONG, "--out", tmp_path / "killed")
     ended = Command(tmp_path, *LONG, "--workers=2", "--out", tmp_path / "ended")
-    for command, name in ((stopped, "stopped"), (killed, "killed"), (ended, "ended")):
+    for command, name in ((stopped, "stopped"), (killed, "killed")):
         assert command.until((tmp_path / name / "status.json").exists)
     assert status.is_held(tmp_path / "stopped") and status.is_held(tmp_path / "killed")
     stopped.send(signal.SIGINT)
     killed.send(signal.SIGKILL)
+    assert ended.until((tmp_path / "ended" / "status.json").exists)
     ended.send(signal.SIGTERM)
     assert (stopped.wait(), killed.wait()) == (130, -signal.SIGKILL)
     assert ended.wait() == 143, "as a shell tells it"

@@ -15,11 +15,16 @@ from parley.cli.main import main
 from parley.cli.screen import screen
 from parley.cluster import launch
 from parley.measures import FORMS
+from parley.results.group import group_seeds
+from parley.results.page import page as report_page
+from parley.results.read import read_run
+from parley.store.status import held
 from parley.sweep import compare
 from parley.sweep.compare import FIGURES, jobs, labels, parse_algorithms
 from parley.sweep.jobs import Job
 from tests.processes import Command, recorded, records
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SMALL = {"agents": 3, "model": "logistic", "batch": 200, "gossip_rounds": 2}
 FLAGS = "--agents 3 --model logistic --batch 200 --gossip-rounds 2"
 
@@ -61,6 +66,7 @@ OTHER = {
     "partition": ("iid", "dirichlet:0.5"), "lr_decay": ("constant", "step:0.5,0.2,0.8"),
     "fraction": (0.5, 0.25), "validation": (0.1, 0.2), "seed": (3, 5), "agents": (11, 12),
     "model": ("mlp", "logistic"), "weights": ("auto", "uniform"), "dtype": ("float32", "float64"),
+    "precision": ("full", "bf16"),
     "links": ("", "delay=0.1,bandwidth=10M"), "evaluate_every": (1, 2), "gossip_rounds": (1, 2),
     "engine": ("auto", "loop"), "test_fraction": (1.0, 0.5), "start_agent": (0, 1),
     "bias_norms": ("off", "run"), "data": ("digits", "cifar10"), "workers": (1, 2),
@@ -70,6 +76,8 @@ OTHER = {
     "checkpoint_every": (1, 2), "keep": (2, 3), "patience": (5.0, 6.0),
     "data_root": ("here", "there"), "buffers": ("local", "mixed"), "init": ("", "old.safetensors"),
     "task": ("classification", "binary"), "loss": ("auto", "cross-entropy"), "metrics": ("", "f1"),
+    "epoch_length": ("largest", "smallest"), "steps_per_epoch": (None, 5), "max_steps": (7, 9),
+    "objective": ("equal", "size"), "sampling": ("shuffled", "balanced"), "lora": ("", "r=4"),
     "class_weights": ("", "1,5"), "label_smoothing": (0.0, 0.1), "ignore_index": (-100, 255),
 }  # fmt: skip
 """For every field, a value for all and another behind a name."""
@@ -80,6 +88,8 @@ def test_what_stands_behind_a_name_wins_for_every_field():
     assert set(OTHER) == set(Experiment.model_fields) - tables
     common = {name: value for name, (value, _) in OTHER.items()}
     for name, (value, other) in OTHER.items():
+        if name == "metrics":
+            continue  # the columns of the table, which all share
         plain, own, last = (
             method.experiment(common)
             for method in parse_algorithms(f"dpsgd,ngc:{name}={other}:alpha=0.5,cga")
@@ -93,7 +103,8 @@ def test_what_stands_behind_a_name_wins_for_every_field():
 def test_values_may_have_colons_and_commas_of_their_own():
     found = parse_algorithms(
         "choco:codec=topk:0.1:gamma=0.5,ngc+topk:0.1:alpha=0,dpsgd:topology=circulant:1,5:lr=0.1,"
-        "ngc:lr-decay=step:0.1,0.5,0.75, cga:links=delay=0.1,bandwidth=10M:batch=8"
+        "ngc:lr-decay=step:0.1,0.5,0.75, cga:links=delay=0.1,bandwidth=10M:batch=8,"
+        "qgm:stop-when=accuracy>=0.9,loss<=0.1:lr=0.2"
     )
     assert [(method.name, method.settings) for method in found] == [
         ("choco", {"codec": "topk:0.1", "gamma": "0.5"}),
@@ -101,6 +112,7 @@ def test_values_may_have_colons_and_commas_of_their_own():
         ("dpsgd", {"topology": "circulant:1,5", "lr": "0.1"}),
         ("ngc", {"lr_decay": "step:0.1,0.5,0.75"}),
         ("cga", {"links": "delay=0.1,bandwidth=10M", "batch": "8"}),
+        ("qgm", {"stop_when": "accuracy>=0.9,loss<=0.1", "lr": "0.2"}),
     ]
 
 
@@ -111,6 +123,7 @@ def test_values_may_have_colons_and_commas_of_their_own():
         ("ngc:learning=0.1", "option: 'learning' is not valid"),
         ("ngc,dpsgd:alpha=0", "alpha: 0 is not valid .dpsgd has no such option"),
         ("ngc:name=dpsgd", "the algorithm's name first"),
+        ("dpsgd,ngc:metrics=f1,auroc", "ngc:metrics=f1' .*same columns.* --metrics f1,auroc"),
         ("ngc:lr=", "valid: name or name:option=value"),
         (" , ", "at least one of"),
     ],
@@ -195,7 +208,7 @@ def test_every_run_has_a_folder_of_its_own(tmp_path):
 # --- what comes out ---------------------------------------------------------------------------
 
 
-def test_the_result_is_one_json_object_with_means_and_deviations(command):
+def test_the_result_is_one_json_object_with_means_and_deviations(command, drawn):
     code, out, err = command(
         "--algorithms dpsgd,compngc --alpha 0.5 --seeds 3 --epochs 2 --parallel 1 --json --out all"
     )
@@ -249,6 +262,52 @@ def test_a_table_for_people_fits_a_terminal(command, monkeypatch):
 # --- going on ---------------------------------------------------------------------------------
 
 
+def test_momentum_is_shown_where_methods_differ(command):
+    """Below the table if there is no room beside it; as a column in documents and reports."""
+    methods = "dpsgd,qgm,dpsgd+adamw:lr=0.003,diloco:lr=0.003"
+    words = f"--algorithms {methods} --epochs 1 --seeds 1 --parallel 1 --out it --json"
+    _, out, _ = command(words)
+    table = compare.table(json.loads(out)["rows"])
+    shown = {}
+    for width in (80, 140):
+        terminal = Console(width=width, color_system=None)
+        with terminal.capture() as captured:
+            terminal.print(table.terminal(width))
+        shown[width] = captured.get()
+        assert all(name in shown[width] for name in ("D-PSGD", "QGM", "AdamW", "DiLoCo"))
+    assert (
+        "momentum: none (D-PSGD); 0.9, Nesterov (QGM); β₁ 0.9, β₂ 0.999 (D-PSGD + AdamW lr=0.003); "
+        "β₁ 0.9, β₂ 0.999, outer 0.9 (Pairwise DiLoCo lr=0.003)"
+    ) in " ".join(shown[80].split())
+    lines = [line.split("  ")[-1].strip() for line in shown[140].splitlines()]
+    assert {"momentum", "none", "0.9, Nesterov", "β₁ 0.9, β₂ 0.999, outer 0.9"} <= {*lines}
+    cells = [line.split(" | ")[-1] for line in Path("it/table.md").read_text().splitlines()]
+    assert cells == [
+        "momentum |", "---: |", "none |", "0.9, Nesterov |", "β₁ 0.9, β₂ 0.999 |",
+        "β₁ 0.9, β₂ 0.999, outer 0.9 |",
+    ]  # fmt: skip
+    page = report_page(group_seeds([read_run(run) for run in Path("it").glob("*/seed-*")]))
+    assert '<th scope="col">momentum</th>' in page and "<td>0.9, Nesterov</td>" in page
+
+
+def test_momentum_that_all_share_is_not(command):
+    words = "--algorithms dpsgd,ngc --momentum 0.5 --epochs 1 --seeds 1 --parallel 1 --out it"
+    status, out, _ = command(words)
+    assert status == 0 and "momentum" not in out + Path("it/table.md").read_text()
+
+
+def test_runs_that_stop_early_say_after_how_many_epochs(command):
+    words = "--algorithms dpsgd,dpsgd:lr=0.001 --epochs 5 --seeds 1 --parallel 1 --out it --json"
+    status, out, err = command(f"{words} --stop-when loss<=1.9")
+    first, second = json.loads(out)["rows"]
+    assert status == 0 and first["epochs"] < 5 == second["epochs"]
+    assert f"D-PSGD lr=0.1, seed 0: epoch {first['epochs']} of 5, accuracy" in err
+    table = Path("it/table.md").read_text().splitlines()
+    assert [line.split(" | ")[-1] for line in table] == [
+        "epochs |", "---: |", f"{first['epochs']} |", "5 |",
+    ]  # fmt: skip
+
+
 def test_what_is_done_is_not_run_again(command, monkeypatch):
     assert command("--algorithms dpsgd --seeds 2 --epochs 2 --parallel 1 --out all")[0] == 0
     before = records(Path("all/d-psgd/seed-0"))
@@ -267,6 +326,23 @@ def test_what_is_done_is_not_run_again(command, monkeypatch):
         and "holds a different experiment (they differ in lr)" in err
         and len(executed) == 4
     )
+
+
+def test_only_one_comparison_at_a_time_has_a_folder(command):
+    """Else each of two would hold a run that the other needs, and both would end."""
+    words = "--algorithms dpsgd --seeds 1 --epochs 1 --parallel 1 --out all"
+    Path("all").mkdir()
+    with held(Path("all")):
+        code, _, err = command(words)
+        assert code == 2 and "another process is using all" in err
+        assert [path.name for path in Path("all").iterdir()] == [".lock"]
+    assert command(words)[0] == 0
+    with held(Path("all")):
+        code, _, err = command(f"{words} --resume")
+        assert code == 2 and "another process is using all" in err
+    assert command(f"{words} --resume")[0] == 0
+    code, _, err = command(words)
+    assert code == 2 and "it is not empty; use --resume" in err
 
 
 def test_a_run_that_diverges_is_named_and_the_finished_ones_are_kept(command):

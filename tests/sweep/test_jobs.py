@@ -54,7 +54,7 @@ def test_a_log_of_long_runs_has_a_line_a_minute_and_one_for_each_end(tmp_path, m
         (61, StepDone(40, 100, 0.5)),
         (100, EpochDone(6, record)),
         (122, EpochDone(7, record)),
-        (123, EpochDone(10, record)),
+        (123, EpochDone(10, record, last=True)),
     ]:
         now[0] = float(at)
         board.show(job, event)
@@ -64,6 +64,23 @@ def test_a_log_of_long_runs_has_a_line_a_minute_and_one_for_each_end(tmp_path, m
         f"NGC, seed 0: epoch 7 of 10, {told}, 0:01:01 left",
         f"NGC, seed 0: {told}",
     ]
+
+
+def test_a_run_that_stops_early_is_at_its_end(tmp_path, monkeypatch):
+    terminal = Console(force_terminal=True, width=80, file=(tmp_path / "screen").open("w"))
+    monkeypatch.setattr(runs, "console", terminal)
+    (job,) = jobs(experiments("ngc", epochs=10), 1, tmp_path)
+    record = dict.fromkeys(("accuracy_mean_model", "accuracy_own", "accuracy_after_gossip"), 0.5)
+    record |= {"consensus_distance": 0.25, "bytes_models": 1e6, "bytes_cross_gradients": 5e5}
+    board = runs._Board([job])
+    board.show(job, EpochDone(4, record, last=True))
+    assert board._bars.tasks[0].completed == 10
+    terminal.file.close()
+    file = (tmp_path / "log").open("w")
+    monkeypatch.setattr(runs, "console", Console(file=file))
+    runs._Board([job]).show(job, EpochDone(4, record, last=True))
+    file.close()
+    assert (tmp_path / "log").read_text().startswith("NGC, seed 0: epoch 4 of 10, accuracy 50.0%")
 
 
 def test_runs_tell_of_every_epoch_and_of_few_steps(monkeypatch):

@@ -23,6 +23,7 @@ from parley.sweep.compare import compare
 from parley.sweep.jobs import Job
 from parley.training import problem as problems
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 COMMON: dict[str, Any] = {
     "model": "mlp", "agents": 4, "epochs": 2, "fraction": 0.3, "partition": "iid",
 }  # fmt: skip
@@ -80,6 +81,26 @@ class TestSearch:
         assert {t.job.experiment.epochs for t in todo} == {2}
         assert {t.job.experiment.validation for t in todo} == {tune.VALIDATION}
         assert len({t.job.out for t in todo}) == 15
+
+    def test_a_trial_ends_where_its_condition_holds(self, tmp_path: Path) -> None:
+        """Records are what a condition looks at: without one, a trial has only its last."""
+        small = {"model": "logistic", "epochs": 4, "evaluate_every": 2}
+        plain, bound = (
+            tune.plan(experiments("dpsgd", **small, stop_when=when), 2, tmp_path / str(place))
+            for place, when in enumerate(["", "loss<=100"])
+        )
+        assert {trial.job.experiment.evaluate_every for trial in plain} == {4}
+        for todo in (plain, bound):
+            tune.tune(todo, 1, todo[0].job.out.parents[2], resume=False)
+        epochs = [
+            [[record["epoch"] for record in RunFolder(t.job.out).records()] for t in todo]
+            for todo in (plain, bound)
+        ]
+        assert epochs == [[[4], [4]], [[2], [2]]]
+        for todo in (plain, bound):
+            assert max(trial.score for trial in todo)[0] > 0
+        stopped = json.loads((bound[0].job.out / "summary.json").read_text())
+        assert (stopped["stopped"], stopped["epochs"]) == ("loss<=100", 2)
 
     def test_gamma_is_drawn_where_it_is_the_methods_own(self) -> None:
         assert tune.settings_of(DPSGD(), (0.5, 0.1)) == {"lr": 0.1}
@@ -256,7 +277,7 @@ class TestField:
         with pytest.raises(BadValue, match="symmetric weights"):
             field.fitting(directed)
 
-    def test_one_table_and_one_picture(self, tmp_path: Path) -> None:
+    def test_one_table_and_one_picture(self, tmp_path: Path, drawn: None) -> None:
         by_partition = {
             name: experiments("dpsgd", "compngc", partition=name) for name in ("skew:1", "iid")
         }

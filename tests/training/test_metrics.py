@@ -15,6 +15,7 @@ from parley.compute.goals import Goal
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.neighbourhood import Neighbourhood
+from parley.stopping import Callbacks
 from parley.training import metrics
 from parley.training.problem import Problem
 from parley.training.run import Run
@@ -95,6 +96,27 @@ def test_scores_are_those_of_the_models():
 
 
 D = FEATURES * CLASSES + CLASSES
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 41 * CLASSES * 2])
+def test_one_pass_scores_every_model_and_the_same_model_once(at_once, monkeypatch):
+    monkeypatch.setattr(metrics, "MOST_OUTPUTS", at_once)
+    engine = LoopEngine(Task(linear(), dtype=torch.float64))
+    engine.task.fit("linear", held_out()[0][:4].double(), held_out()[1][:4], CLASSES)
+    placement = Placement(graphs.ring(2), (0, 0), here=0)
+    monkeypatch.setattr(metrics, "CHUNK", 41)
+    test = metrics.TestSet(Samples(*held_out()), Transform(), engine, Local(placement))
+    own_AE = engine.task.start() * torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    mean_E, asked = own_AE.mean(0), []
+    evaluated = engine.predict
+    monkeypatch.setattr(engine, "predict", lambda *a: asked.append(a[0]) or evaluated(*a))
+    found = test.everything(own_AE, own_AE.flip(0), mean_E)
+    assert len(asked) == 3 and test._together == (2 if at_once < 1 << 20 else at_once // 41 // 3)
+    assert torch.equal(found.own_NM, test.everyone(own_AE))
+    assert torch.equal(found.gossiped_NM, found.own_NM.flip(0))
+    assert found.mean_M == test.score(mean_E) != found.own_NM[0].tolist()
+    alone = test.everything(own_AE[:1], own_AE[:1], own_AE[0])
+    assert alone.mean_M == alone.own_NM[0].tolist() == alone.gossiped_NM[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +216,8 @@ def test_bias_norms_are_those_of_the_definition(topology):
             as_run[kind].append(np.mean(ones))
     for form, expected in (("printed", printed), ("run", as_run)):
         found = metrics.bias_norms(x, batch, hood, form)
-        assert found == pytest.approx([np.mean(kind) for kind in expected], abs=1e-12)
+        for kind, norms in enumerate(expected):
+            assert found[:, kind].tolist() == pytest.approx(norms, abs=1e-12)
     assert int(hood.transport.sent["models"].sum()) == 0  # measuring is not training
 
 
@@ -331,3 +354,33 @@ def test_what_workers_report_about_themselves(caplog):
         assert run._over_workers("samples", 20.0) == 20
     assert transport.guard.counts == {3: 3, 4: 3}
     assert "agent 3 (worker 1) reported samples of nan" in caplog.text
+
+
+@pytest.mark.parametrize("lie", [torch.nan, -7.0, torch.inf])
+def test_bias_norms_that_cannot_be_are_left_out(lie, monkeypatch):
+    run, _ = make_run("ngc", bias_norms="printed")
+    honest = run.record(0.1)
+    run.transport.guard = Guard(torch.float64)
+    measured = metrics.bias_norms
+
+    def forged(*given):
+        norms_N2 = measured(*given)
+        norms_N2[4] = lie
+        return norms_N2
+
+    monkeypatch.setattr(metrics, "bias_norms", forged)
+    record = run.record(0.1)
+    assert run.transport.guard.counts == {4: 2}
+    for name in ("epsilon_norm", "omega_norm"):
+        assert 0 <= record[name] < 10 * (honest[name] + 1)
+
+
+def test_only_the_first_worker_says_when_to_stop():
+    """Another that says so as well, or says anything else, is not heard."""
+    run, _ = make_run("dpsgd")
+    run.callbacks = Callbacks(on_epoch=lambda epoch: epoch == 2)
+    transport = Liar(Placement(run.transport.topology, (0, 0, 0, 1, 1), here=0))
+    run.transport = transport
+    for lie in (1.0, -1.0, torch.nan, 1e300):
+        transport.lie = lambda said, lie=lie: torch.full_like(said, lie)
+        assert [run._asked("on_epoch", epoch) for epoch in (1, 2)] == ["", "on_epoch said so"]

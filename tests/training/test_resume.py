@@ -32,6 +32,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {"local_steps": 4},  # from one epoch into the next
     "swarmsgd": {"local_steps": 4},
     "proxskip": {"local_steps": 2},
+    "qgm": {"local_steps": 2},  # ngc+qgm takes none
+    "choco": {"local_steps": 4},  # a round is longer than an epoch
     "skewscout": {"travels": 2, "tolerance": 0.5},
 }
 TIMES = {"seconds", "gradients_per_second", "peak_memory_mb"}

@@ -1,5 +1,6 @@
 """Metrics equal those of torchmetrics on pooled predictions, in chunks and over workers."""
 
+import math
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -116,6 +117,30 @@ def test_what_is_not_defined_is_none_in_the_record() -> None:
     assert record["rmse_mean_model"] > 0
 
 
+def test_areas_are_means_over_the_classes_that_there_are() -> None:
+    """An agent that lacks a class could not reach 1 otherwise, and one class has no AUROC."""
+    targets = torch.arange(12) % 3
+    outputs = nn.functional.one_hot(targets, 4).double()  # all answers are right
+    goal = Goal(measures=measures.parse("classification", "auroc,auprc"))
+    areas = scorers(goal, 4)
+    assert [area.figure(torch.zeros(0), outputs, targets) for area in areas] == [1, 1]
+    auroc, auprc = (a.figure(torch.zeros(0), outputs[::3], targets[::3]) for a in areas)
+    assert math.isnan(auroc) and auprc == 1
+    binary = scorers(Goal("binary", measures=measures.parse("binary", "auroc,auprc")), 1)
+    healthy = (torch.zeros(0), torch.arange(4.0), torch.zeros(4, dtype=torch.int64))
+    assert all(math.isnan(area.figure(*healthy)) for area in binary)
+
+
+def test_an_infinite_metric_is_unknown_and_ends_no_run() -> None:
+    def endless(outputs: Tensor, targets: Tensor) -> float:
+        return float("inf")
+
+    data = [(torch.randn(8, 3, generator=generator), torch.arange(8) % 2)] * 2
+    options: dict[str, Any] = {"algorithm": "dpsgd", "epochs": 1, "progress": False}
+    result = parley.train(lambda: nn.Linear(3, 2), data, metrics=endless, **options)
+    assert result.records[0]["endless_mean_model"] is None
+
+
 def per_agent(seed: int, agents: int = 4) -> list[tuple[Tensor, Tensor]]:
     draws = torch.Generator().manual_seed(seed)
     made = []
@@ -143,6 +168,7 @@ def test_own_test_sets_are_pooled_and_also_measured_one_by_one() -> None:
     last: dict[str, Any] = dict(result.records[-1])
     assert last["test_samples"] == 6 + 11 + 16
     assert last["test_samples_agents"] == [6, 11, 16, 0]
+    assert all(type(count) is int for count in last["test_samples_agents"])
     pooled = [torch.cat(parts) for parts in zip(*tests[:3], strict=True)]
     auroc = classification.BinaryAUROC()
 
@@ -162,9 +188,11 @@ def test_own_test_sets_are_pooled_and_also_measured_one_by_one() -> None:
 
 
 def test_two_workers_record_what_one_does() -> None:
+    """To the last bit, also where sums are rounded."""
     tests: list[Any] = [*per_agent(2)[:3], None]
-    one = parley.train(one_logit, per_agent(1), test=tests, **OWN)
-    two = parley.train(one_logit, per_agent(1), test=tests, **OWN, workers=2)
+    options = {**OWN, "dtype": "float32"}
+    one = parley.train(one_logit, per_agent(1), test=tests, **options)
+    two = parley.train(one_logit, per_agent(1), test=tests, **options, workers=2)
     for mine, theirs_ in zip(one.records, two.records, strict=True):
         for name in mine.keys() - TIMES:
-            assert mine[name] == pytest.approx(theirs_[name], abs=1e-12), name  # type: ignore[literal-required]
+            assert mine[name] == theirs_[name], name  # type: ignore[literal-required]

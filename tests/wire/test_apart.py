@@ -18,7 +18,7 @@ from parley.graphs import Topology
 from parley.neighbourhood import Gradient, Mail, Neighbourhood, OnEdges
 from tests import small
 from tests.algorithms.test_algorithms import FIELD_GRAPHS, GRAPHS
-from tests.algorithms.test_field import D, Quadratic, Quadratics, rested
+from tests.algorithms.test_methods import D, Quadratic, Quadratics, rested, step_only
 
 GENTLE: dict[str, dict[str, Any]] = {
     "adagossip": {"gamma": 0.05, "smoothing": 0.9},
@@ -117,6 +117,22 @@ def test_where_they_rest_does_not_depend_on_where_they_began(name: str) -> None:
     if name in OPTIMAL:
         optimum_AD = problem.optimum_D.expand_as(z_AD)
         torch.testing.assert_close(z_AD, optimum_AD, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["kgt", "led", "proxskip"])
+def test_a_host_that_is_lost_within_a_round(name: str) -> None:
+    """What is left goes on from models after the second of four local steps, and stays exact."""
+    topology = graph_of(name)
+    problem = Quadratics(topology.agents)
+    hood = Quadratic(topology, problem)
+    algorithm = build(name, {"local_steps": 4})
+    state = algorithm.init(torch.zeros(topology.agents, D, dtype=torch.float64), hood)
+    for step in range(3000):
+        if step == 42:
+            state = algorithm.init(state.x_AD, hood, apart=True)
+        state = algorithm.step(state, hood.at(step), step_only(step), 0.05).state
+    expected_AD = problem.optimum_D.expand_as(state.x_AD)
+    torch.testing.assert_close(state.x_AD, expected_AD, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -94,6 +94,12 @@ def test_honest_models_and_gradients() -> None:
         scale = 10 ** torch.rand(3, 1)
         some = torch.randn(3, SIZE) * scale
         quiet(guard, [exchange(some, torch.randn(2, SIZE) * 5, step, "cross_gradients", True)])
+    # An agent with 30 times as many samples as another, where every sample counts equally.
+    weighted = Guard(torch.float32, "stop", weights={10: 30.0, 11: 1.0})
+    some = torch.ones(2, SIZE) * torch.tensor([[30.0], [1.0]])
+    quiet(weighted, [exchange(some, torch.ones(1, SIZE), 0, "cross_gradients", True)])
+    with pytest.raises(Suspicious, match="agent 11"):
+        weighted.inspect(exchange(some.flip(0), torch.ones(1, SIZE), 1, "cross_gradients", True))
     zeros = torch.zeros(2, SIZE)
     quiet(guard, [exchange(zeros, zeros, 60), exchange(torch.randn(2, SIZE), zeros, 61)])
 

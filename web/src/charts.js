@@ -419,7 +419,7 @@ function heatOption(description, ink) {
           value: c,
           label: { color: (c[2] - low) / (top - low || 1) > 0.45 === (theme() === "light") ? "#FFFFFF" : "#111820" },
         })),
-        label: { show: few, fontSize: 11, formatter: ({ value }) => (value[2] ? number(value[2]) : "") },
+        label: { show: few, fontSize: 11, formatter: ({ value }) => (Number.isFinite(value[2]) && (value[2] || description.zeros) ? number(value[2]) : "") },
         itemStyle: { borderColor: ink.paper, borderWidth: few ? 1 : 0 },
         emphasis: { itemStyle: { borderColor: ink.ink, borderWidth: 1 } },
       },

@@ -1,7 +1,7 @@
 """Compiled kernels: built from C on first use, kept in the cache, optional.
 
 `graph.h` says how gradients are computed, and `graph.c` has the table of operations. `signs.c` has
-1-bit messages, `average.c` sums in a fixed order.
+1-bit messages, `average.c` sums in a fixed order, `batches.c` images on their way into a network.
 
 Whoever has a C compiler gets them; for everyone else `available()` is False, `reason()` says why,
 and pure torch does the work.
@@ -34,11 +34,12 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
 _FAST = (
-    *("graph", "convolution", "winograd", "norms", "pixelwise", "pools", "products", "losses"),
+    *("graph", "convolution", "winograd", "norms", "batchnorm", "pixelwise", "pools", "products"),
+    "losses",
 )
 SOURCES = {
     **{f"{name}.c": "-ffp-contract=fast" for name in (*_FAST, "signs")},
-    "average.c": "-ffp-contract=off",
+    **dict.fromkeys(("average.c", "batches.c"), "-ffp-contract=off"),
 }
 """Each file, and whether a product and a sum may become one operation that rounds once: not where
 the result has to be the same as torch's."""
@@ -60,6 +61,7 @@ class Node(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("kind", "first", "second", "result")),
         ("parameter", c_int64 * 3),
+        ("statistic", c_int64 * 2),
         ("frozen", c_void_p * 3),
         ("option", c_int64 * 14),
         ("number", c_float * 2),
@@ -101,6 +103,11 @@ def advice() -> str:
         return ""
     how = "install gcc or clang (Linux: build-essential, macOS: xcode-select --install)"
     return f"{why}; for the engine that is usually fastest, {how}"
+
+
+def identity() -> str:
+    """Differs where the kernels, their compiler or the processor do; empty without kernels."""
+    return "" if reason() else Path(library()._name).stem
 
 
 def library() -> ctypes.CDLL:
@@ -207,6 +214,19 @@ def processor() -> str:
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
+def vectors() -> str:
+    """The widest vector instructions of this processor that the kernels can use."""
+    flags = processor().split()
+    return "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+
+
+def processor_name() -> str:
+    """What the processor calls itself, and its vectors."""
+    named = [line for line in processor().splitlines() if line.startswith("model name")]
+    name = named[0].partition(":")[2].strip() if named else platform.processor()
+    return ", ".join(filter(None, (name, vectors())))
+
+
 _SUMS = (
     *(c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
     *(c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int),
@@ -225,17 +245,26 @@ def _open(path: Path) -> ctypes.CDLL:
         ),
         "parley_gradients": (
             *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
-            *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p),
+            *(c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
         ),
         "parley_accumulate": (
             *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
         ),
         "parley_predict": (
-            *(None, POINTER(Graph), c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(None, POINTER(Graph), c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64),
+            c_void_p,
+        ),
+        "parley_statistics": (
+            *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
+            *(c_int64, c_void_p),
         ),
         "parley_sums_float": (None, *_SUMS, c_float),
         "parley_sums_double": (None, *_SUMS, c_double),
+        "parley_batch": (
+            *(None, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64),
+            *(c_void_p, c_void_p, c_void_p, c_void_p),
+        ),
         "parley_encode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p),
         "parley_decode_signs": (None, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int),
     }
@@ -259,6 +288,8 @@ def _check(loaded: ctypes.CDLL) -> None:
     memory = ctypes.create_string_buffer(1 << 16)
     at = -(-ctypes.addressof(memory) // 64) * 64
     parameters, inputs, logits = (c_float * 2)(2, 1), (c_float * 1)(3), (c_float * 1)()
-    loaded.parley_predict(graph, parameters, inputs, 1, logits, at, at + 4096)
+    loaded.parley_convert(graph, 1, inputs, 0, (c_int64 * 1)(1), at, 0)
+    models = (c_void_p * 1)(ctypes.addressof(parameters))
+    loaded.parley_predict(graph, 1, models, at, 1, logits, 1, at + 4096)
     if logits[0] != 7:
         raise _Unavailable(f"the kernels answer {logits[0]}, not 7, to a known case")

@@ -1,14 +1,16 @@
 /* Runs the list of operations: what Python calls. */
 #include "graph.h"
 #include "losses.h"
+#include "tiles.h"
 
 enum { CONVOLUTION, NORMALISATION, ACTIVATION, MAX_POOL, MEAN_POOL, ADDITION, PRODUCT, CONCATENATION, RESHAPE,
-       MASKING };
+       MASKING, BATCH_NORMALISATION };
 
 static const Operation *const operations[] = {
     [CONVOLUTION] = &convolution, [NORMALISATION] = &normalisation, [ACTIVATION] = &activation,
     [MAX_POOL] = &max_pool, [MEAN_POOL] = &mean_pool, [ADDITION] = &addition, [PRODUCT] = &product,
     [CONCATENATION] = &concatenation, [RESHAPE] = &reshape, [MASKING] = &masking,
+    [BATCH_NORMALISATION] = &batch_normalisation,
 };
 
 Int parley_lanes(void) { return LANES; }
@@ -47,6 +49,12 @@ static void convert(const Graph *graph, const float *inputs, Int n, vec *to) {
                 const float *from = inputs + (first + v * LANES) * size + c * pixels;
                 Int here = smallest(LANES, count - v * LANES);
                 float *at = (float *)(to + c * channel + v);
+                if (here == LANES) {
+                    const float *sample[LANES];
+                    for (Int l = 0; l < LANES; l++) sample[l] = from + l * size;
+                    turn(sample, pixels, at, vecs * LANES);
+                    continue;
+                }
                 for (Int p = 0; p < pixels; p++)
                     for (Int l = 0; l < LANES; l++)
                         at[p * vecs * LANES + l] = l < here ? from[l * size + p] : 0;
@@ -87,11 +95,11 @@ static void backward(const Run *run) {
 /* Gradient of one model on one batch; its loss is returned. */
 static float one_gradient(
     const Graph *graph, const float *parameters, vec *inputs, const void *targets,
-    const float *const *masks, Int size, float *gradient, vec *memory
+    const float *const *masks, Int size, float *gradient, float *statistics, vec *memory
 ) {
     Run run = {
         .graph = graph, .memory = memory, .parameters = parameters, .gradient = gradient, .masks = masks,
-        .training = 1,
+        .statistics = statistics, .training = 1,
     };
     memset(gradient, 0, sizeof(float) * graph->parameters);
     prepare(&run);
@@ -114,15 +122,17 @@ static float one_gradient(
 }
 
 /* Loss and gradient of `pairs` models [.][parameters], each on its batch; converted[p] and
- * targets[p] are those of pair p, sizes[p] its number of samples, masks[p] those of its dropout. */
+ * targets[p] are those of pair p, sizes[p] its number of samples, masks[p] those of its dropout. Row p
+ * of `statistics`, if given, gets those of its batch. */
 void parley_gradients(
     const Graph *graph, Int pairs, const float *models, Int model_stride, float *const *converted,
     const void *const *targets, const float *const *const *masks, const Int *sizes, float *losses,
-    float *gradients, Int gradient_stride, vec *workspace
+    float *gradients, Int gradient_stride, float *statistics, Int statistics_stride, vec *workspace
 ) {
     for (Int p = 0; p < pairs; p++)
         losses[p] = one_gradient(graph, models + p * model_stride, (vec *)converted[p], targets[p],
-                                 masks ? masks[p] : 0, sizes[p], gradients + p * gradient_stride, workspace);
+                                 masks ? masks[p] : 0, sizes[p], gradients + p * gradient_stride,
+                                 statistics ? statistics + p * statistics_stride : 0, workspace);
 }
 
 void add_row_float(const float *row, float weight, Int size, float *sum); /* in average.c */
@@ -138,30 +148,50 @@ void parley_accumulate(
 ) {
     for (Int p = 0; p < pairs; p++) {
         one_gradient(graph, models + model[p] * model_stride, (vec *)converted[p], targets[p], 0,
-                     sizes[p], gradient, workspace);
+                     sizes[p], gradient, 0, workspace);
         for (Int s = 0; s < shares; s++)
             add_row_float(gradient, weight[s * pairs + p], graph->parameters,
                           sums[s] + target[s * pairs + p] * sum_strides[s]);
     }
 }
 
-/* Outputs [n][features] of one model; `converted` has room for a chunk of inputs. */
-void parley_predict(
-    const Graph *graph, const float *parameters, const float *inputs, Int n, float *outputs,
-    vec *converted, vec *workspace
+/* What normalising layers of `pairs` models see of their batches, in training. */
+void parley_statistics(
+    const Graph *graph, Int pairs, const float *models, Int model_stride, float *const *converted,
+    const Int *sizes, float *statistics, Int statistics_stride, vec *workspace
 ) {
-    const Value *in = graph->value + graph->input, *out = graph->value + graph->output;
-    Int size = in->channels * in->rows * in->columns, samples = graph->vecs * LANES;
-    Run run = {.graph = graph, .memory = workspace, .parameters = parameters, .inputs = converted};
-    prepare(&run);
-    for (Int first = 0; first < n; first += samples) {
-        run.samples = smallest(samples, n - first);
-        run.vecs = blocks_of(run.samples);
-        convert(graph, inputs + first * size, run.samples, converted);
+    for (Int p = 0; p < pairs; p++) {
+        Run run = {
+            .graph = graph, .memory = workspace, .parameters = models + p * model_stride,
+            .inputs = (vec *)converted[p], .statistics = statistics + p * statistics_stride,
+            .vecs = blocks_of(sizes[p]), .samples = sizes[p], .training = 1,
+        };
+        prepare(&run);
         forward(&run);
-        Map z = map_of(&run, graph->output);
-        for (Int i = 0; i < run.samples; i++)
-            for (Int k = 0; k < out->channels; k++)
-                outputs[(first + i) * out->channels + k] = ((float *)(z.at + k * z.channel))[i];
+    }
+}
+
+/* Outputs [n][features] of each model, parameters with running statistics behind them, for the same
+ * n converted inputs; `stride` is from one model's outputs to the next one's. */
+void parley_predict(
+    const Graph *graph, Int count, float *const *models, const float *converted, Int n, float *outputs,
+    Int stride, vec *workspace
+) {
+    Int features = graph->value[graph->output].channels, samples = graph->vecs * LANES;
+    for (Int m = 0; m < count; m++, outputs += stride) {
+        Run run = {
+            .graph = graph, .memory = workspace, .parameters = models[m],
+            .statistics = models[m] + graph->parameters, .inputs = (vec *)converted,
+        };
+        prepare(&run);
+        for (Int first = 0; first < n; first += samples, run.inputs += chunk_size(graph)) {
+            run.samples = smallest(samples, n - first);
+            run.vecs = blocks_of(run.samples);
+            forward(&run);
+            Map z = map_of(&run, graph->output);
+            for (Int i = 0; i < run.samples; i++)
+                for (Int k = 0; k < features; k++)
+                    outputs[(first + i) * features + k] = ((float *)(z.at + k * z.channel))[i];
+        }
     }
 }

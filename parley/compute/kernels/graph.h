@@ -6,7 +6,8 @@
  * next is an odd number of cache lines, as powers of two would all fall into the same place of a
  * cache. There is no halo: a convolution asks which taps of its kernel meet the map.
  *
- * A chunk of samples passes through all operations, forward and then backward. The planner
+ * A chunk of samples passes through all operations, forward and then backward; where samples depend
+ * on each other (BatchNorm), the whole batch is one chunk. The planner
  * (parley/compute/planner.py) has laid out the maps, their gradients and what operations keep, each
  * for as long as somebody needs it, in one workspace; offsets are in vectors from its start.
  */
@@ -25,6 +26,7 @@ typedef struct {
     Int kind; /* which operation */
     Int first, second, result;
     Int parameter[3]; /* offsets into the flat parameters, or NOTHING */
+    Int statistic[2]; /* offsets into the flat running statistics */
     const float *frozen[3]; /* parameters that are not learned, or null */
     Int option[14];
     float number[2];
@@ -48,6 +50,7 @@ typedef struct { /* one model on one chunk */
     vec *inputs;
     const float *parameters;
     float *gradient;
+    float *statistics; /* in training, where those of the batch go, or null; in use, running ones */
     Int vecs, samples;
     const float *const *masks; /* of dropout, [samples][values] each, from the chunk's batch on */
     Int first;                 /* the chunk's first sample in its batch */
@@ -73,7 +76,7 @@ typedef struct {
 } Operation;
 
 extern const Operation convolution, normalisation, activation, max_pool, mean_pool, addition, product,
-    concatenation, reshape, masking;
+    concatenation, reshape, masking, batch_normalisation;
 
 #define LINE (64 / (Int)sizeof(vec)) /* vectors of a cache line; 0 where a vector is longer */
 

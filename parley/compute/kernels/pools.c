@@ -31,7 +31,8 @@ static int halves(const Node *node, Map in, Map out) {
     return 2 * out.rows <= in.rows && 2 * out.columns <= in.columns;
 }
 
-static void halve(Map in, Map out, bytes *place) {
+/* `kept`: which value of a window is the greatest is written for the backward pass. */
+static ALWAYS_INLINE void halve(const int kept, Map in, Map out, bytes *place) {
     Int vecs = in.vecs, below = in.columns * vecs;
     for (Int c = 0; c < out.channels; c++)
         for (Int y = 0; y < out.rows; y++)
@@ -46,7 +47,7 @@ static void halve(Map in, Map out, bytes *place) {
                         which = choose_int(m, (ivec){0} + (k + 1), which);
                     }
                     out.at[c * out.channel + (y * out.columns + x) * vecs + v] = most;
-                    *place++ = __builtin_convertvector(which, bytes);
+                    if (kept) *place++ = __builtin_convertvector(which, bytes);
                 }
 }
 
@@ -74,7 +75,8 @@ static void max_forward(const Run *run, const Node *node) {
     Map in = map_of(run, node->first), out = map_of(run, node->result);
     bytes *place = (bytes *)PLACES(run, node);
     if (halves(node, in, out)) {
-        halve(in, out, place);
+        if (run->training) halve(1, in, out, place);
+        else halve(0, in, out, place);
         return;
     }
     for (Int c = 0; c < out.channels; c++)

@@ -105,7 +105,7 @@ class TopK(Codec):
         if self._by_bits:
             marks_ED = unpack_numbers(positions_EB, self._size, 1)
             if bool((marks_ED.sum(1) != count).any()):
-                raise ParleyError(f"positions of other than {count} entries, as Top-k has them")
+                raise ParleyError(f"a Top-k message marks {count} entries, and this one does not")
             at_EK = marks_ED.nonzero()[:, 1].view(len(wire_EB), count)
         else:
             at_EK = unpack_numbers(positions_EB, count, self._width)

@@ -1,0 +1,1 @@
+"""Parley from Python: the functions that `import parley` provides."""

@@ -1,0 +1,114 @@
+"""Reads messages from other processes: of bounded size and depth, of the expected form, printable.
+
+Whatever a process sends, reading it raises nothing but a `ParleyError` with its number.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Required
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from parley.errors import ParleyError
+from parley.store.journal import Count
+
+PART = 1 << 20
+"""Characters of one value in the store, which closes the connection above 8 MB."""
+LIMIT = 1 << 28
+"""Characters that one process may send at once."""
+DEPTH = 16
+"""The deepest nesting of lists and tables."""
+LINE = 4000
+"""Characters of one text."""
+
+Agent = Annotated[int, Field(ge=0, le=1 << 31)]
+
+
+class Seat(TypedDict):
+    """Where a process runs, and which agents it has claimed."""
+
+    host: str
+    agents: list[Agent] | None
+
+
+class Claims(TypedDict):
+    """What a process was started with and what it has loaded."""
+
+    host: str
+    agents: list[Agent]
+    said: dict[str, Any]
+
+
+class Failure(TypedDict, total=False):
+    """Why a process has ended."""
+
+    words: Required[str]
+    step: Count
+    epoch: Count
+    lost: list[Agent]
+
+
+def parts(text: str) -> list[str]:
+    """A text in pieces that fit into the store.
+
+    >>> parts("")
+    ['']
+    """
+    return [text[at : at + PART] for at in range(0, len(text), PART)] or [""]
+
+
+def understood(text: str, kind: Any, who: str, what: str) -> Any:
+    """A message from a process, validated as the type `kind`.
+
+    >>> understood('{"host": "a\\\\u001b[2J", "agents": null}', Seat, "worker 1", "agents")
+    {'host': 'a[2J', 'agents': None}
+    >>> understood("[" * 100, list[int], "worker 1", "sizes")
+    Traceback (most recent call last):
+    ...
+    parley.errors.ParleyError: workers: the sizes that worker 1 sent cannot be read
+    """
+    try:
+        found = _clean(json.loads(text, parse_constant=_no_number), DEPTH)
+        return TypeAdapter(kind).validate_python(found)
+    except (ValueError, ValidationError, RecursionError, OverflowError, MemoryError):
+        raise ParleyError(f"workers: the {what} that {who} sent cannot be read") from None
+
+
+def printable(text: str) -> str:
+    """One line without what would move a terminal's cursor or change its colours.
+
+    >>> printable("loss:\\x1b[31m nan")
+    'loss:[31m nan'
+    """
+    return "".join(character for character in text[:LINE] if character.isprintable())
+
+
+def workers(text: str, world: int) -> tuple[int, ...]:
+    """A roster: some of the run's workers, each once.
+
+    >>> workers("[0, 2]", 3)
+    (0, 2)
+    """
+    found: Sequence[int] = understood(text, list[Agent], "the store", "roster")
+    if len(set(found)) < len(found) or any(worker >= world for worker in found):
+        raise ParleyError(
+            f"workers: the roster {printable(text)[:80]} names workers that are not part of the run"
+        )
+    return tuple(found)
+
+
+def _clean(found: Any, depth: int) -> Any:
+    if depth < 0:
+        raise ValueError("too deep")
+    if isinstance(found, str):
+        return printable(found)
+    if isinstance(found, list):
+        return [_clean(item, depth - 1) for item in found]
+    if isinstance(found, dict):
+        return {printable(key): _clean(item, depth - 1) for key, item in found.items()}
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")

@@ -1,0 +1,73 @@
+"""Standardising tables that belong to different hosts: they tell each other how many rows they
+have, and the mean and spread of each column, but never a row.
+
+Axes: n rows, f columns."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field, FiniteFloat
+from typing_extensions import TypedDict
+
+from parley.data.samples import Samples
+from parley.data.tables import Form
+from parley.errors import ParleyError
+
+MOST_ROWS = 1 << 40
+
+
+class Moments(TypedDict):
+    """What an agent says about the columns of its table."""
+
+    rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]
+    means: list[FiniteFloat]
+    squares: list[Annotated[FiniteFloat, Field(ge=0)]]
+    """Of each column, the sum of squared differences from its mean."""
+
+
+def moments(samples: Samples) -> Moments:
+    """Of the rows of one agent."""
+    rows_nf = samples.inputs.double()
+    mean_f = rows_nf.mean(0)
+    squares_f = (rows_nf - mean_f).square().sum(0)
+    return {"rows": len(rows_nf), "means": mean_f.tolist(), "squares": squares_f.tolist()}
+
+
+def agreed(form: Form, said: Sequence[Moments]) -> Form:
+    """The form of tables of numbers, standardised over all rows, given what each agent says.
+
+    >>> from parley.data.tables import Column
+    >>> each = [{"rows": 1, "means": [0.0], "squares": [0.0]},
+    ...         {"rows": 3, "means": [4.0], "squares": [0.0]}]
+    >>> agreed(Form((Column("age"),)), each).columns[0].mean
+    3.0
+    """
+    columns = len(form.columns)
+    for agent, of_agent in enumerate(said):
+        if not len(of_agent["means"]) == len(of_agent["squares"]) == columns:
+            raise ParleyError(f"data: what agent {agent} says is not about {columns} columns")
+    made = []
+    for place, column in enumerate(form.columns):
+        rows, mean, squares = 0, 0.0, 0.0
+        for of_agent in said:
+            more, step = of_agent["rows"], of_agent["means"][place] - mean
+            squares += of_agent["squares"][place] + step * step * rows * more / (rows + more)
+            rows += more
+            mean += step * more / rows
+        std = math.sqrt(squares / rows)
+        if not (math.isfinite(mean) and math.isfinite(std)):
+            raise ParleyError(f"data: column {column.name} has values that are too large")
+        # A constant column carries no information: leave its deviation alone.
+        made.append(replace(column, mean=mean, std=std or 1.0))
+    return Form(tuple(made))
+
+
+def standardised(samples: Samples, form: Form) -> Samples:
+    """Rows as the form wants them."""
+    mean_f = torch.tensor([column.mean for column in form.columns], dtype=torch.float64)
+    std_f = torch.tensor([column.std for column in form.columns], dtype=torch.float64)
+    rows_nf = (samples.inputs.double() - mean_f) / std_f
+    return Samples(rows_nf.to(samples.inputs.dtype), samples.targets)

@@ -1,0 +1,338 @@
+"""Tables with named columns: CSV, Parquet, pandas frames and Hugging Face datasets.
+
+Columns of numbers are standardised and columns of text become one input for each value that occurs.
+How is kept as a `Form`, so that others than the run can prepare their tables alike. Axes: n rows, f
+inputs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parley import measures
+from parley.data.targets import CLASSES
+from parley.errors import BadValue
+
+FILES = (".csv", ".parquet")
+MOST_VALUES = 100
+"""Different texts in a column that becomes inputs."""
+MOST_CLASSES = 10_000
+ONE_ROW_EACH = "a table with a header and one row per sample"
+DROP = "; --data-option drop={} leaves the column out"
+"""A remedy, where a column is only an input."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what becomes of it."""
+
+    name: str
+    mean: float = 0.0
+    """Subtracted from its numbers."""
+    std: float = 1.0
+    """By which the difference is divided."""
+    values: tuple[str, ...] = ()
+    """For a column of text: the values that it may have, each an input that is 0 or 1."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a table becomes inputs: its columns, in this order; others are left alone."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    def inputs(self, table: Any, where: str) -> Tensor:
+        """float32 [n, f]; `where` the table comes from is for errors."""
+        made = []
+        for column in self.columns:
+            if column.name not in table.column_names:
+                valid = f"a table with the columns {', '.join(self.names)}"
+                raise BadValue("data", where, valid, f"it has no column {column.name}")
+            found = _column(table, column.name, where)
+            if not column.values:
+                numbers = _numbers(found, column.name, where)
+                made.append((numbers - column.mean) / column.std)
+                continue
+            known = {value: place for place, value in enumerate(column.values)}
+            texts = _texts(found, column.name, where)
+            strange = next((row for row, text in enumerate(texts) if text not in known), None)
+            if strange is not None:
+                valid = f"one of {', '.join(column.values[:10])}" + ", …" * (len(known) > 10)
+                raise _wrong(where, strange, column.name, valid, f"it is {texts[strange]!r}")
+            made += list(np.eye(len(known))[:, [known[text] for text in texts]])
+        return torch.from_numpy(np.stack(made, 1).astype(np.float32))
+
+
+class Told(NamedTuple):
+    """What options say about tables."""
+
+    targets: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+    """Columns that are neither inputs nor targets."""
+    standardise: bool = True
+    """Whether numbers are, or are used as they are."""
+
+    @classmethod
+    def of(cls, target: str, drop: str, standardise: bool = True) -> "Told":
+        """From comma-separated names."""
+        targets, dropped = (
+            tuple(name.strip() for name in names.split(",") if name.strip())
+            for names in (target, drop)
+        )
+        return cls(targets, dropped, standardise)
+
+
+class Read(NamedTuple):
+    """Tables as samples: one pair of inputs and targets for each."""
+
+    pairs: list[tuple[Tensor, Tensor]]
+    class_names: tuple[str, ...]
+    form: Form
+
+
+def is_frame(given: Any) -> bool:
+    """Whether it is a pandas frame."""
+    return type(given).__name__ == "DataFrame" and hasattr(given, "columns")
+
+
+def files_in(place: Path | str) -> list[Path]:
+    """A file, or those of a folder for training and for testing; none if it is laid out in
+    another way."""
+    if not isinstance(place, Path) or place.is_file():
+        return [place] if isinstance(place, Path) else []
+    found = {
+        split: [file for end in FILES if (file := place / f"{split}{end}").is_file()]
+        for split in ("train", "test", "validation")
+    }
+    both = found["train"], found["test"] or found["validation"]
+    return [file for files in both for file in files] if len(both[0]) == 1 >= len(both[1]) else []
+
+
+def opened(given: Any, where: str) -> Any:
+    """A file, a pandas frame or a Hugging Face dataset as a table of Arrow."""
+    import pyarrow as arrow
+    from pyarrow import csv, parquet
+
+    valid = ONE_ROW_EACH
+    try:
+        if isinstance(given, Path):
+            if given.suffix == ".parquet":
+                found = parquet.read_table(given)
+            else:
+                empty_is_none = csv.ConvertOptions(strings_can_be_null=True)
+                found = csv.read_csv(given, convert_options=empty_is_none)
+        elif is_frame(given):
+            if twice := _twice(map(str, given.columns)):
+                raise BadValue("data", where, valid, f"it has two columns {twice}")
+            found = arrow.Table.from_pandas(given, preserve_index=False)
+        else:
+            found = given.with_format("arrow")[:]
+    except (arrow.ArrowException, OSError) as error:
+        # Of the two messages that pandas' columns cause, the second one names the column.
+        why = (str(error.args[-1] if error.args else "").splitlines() or [type(error).__name__])[0]
+        raise BadValue("data", where, valid, why) from None
+    if twice := _twice(found.column_names):
+        raise BadValue("data", where, valid, f"it has two columns {twice}")
+    return found
+
+
+def _twice(names: Iterable[str]) -> str | None:
+    """A name that occurs more than once, if one does."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def read(
+    tables: Mapping[str, Any], told: Told, task: str, training: int, alone: bool = False
+) -> Read:
+    """Tables by where they come from, the first `training` of them for training, which say how
+    numbers are standardised.
+
+    If others have tables of their own elsewhere (`alone`), numbers stay as they are and text is
+    refused: what the others would do with theirs is not known here.
+    """
+    left = _input_columns(tables, told)
+    raw = alone or not told.standardise
+    form = Form(tuple(_formed(name, tables, training, alone, raw) for name in left))
+    targets, class_names = _targets(tables, told.targets, task)
+    inputs = [form.inputs(table, where) for where, table in tables.items()]
+    return Read(list(zip(inputs, targets, strict=True)), class_names, form)
+
+
+def _input_columns(tables: Mapping[str, Any], told: Told) -> list[str]:
+    """The columns that become inputs, in the order of the first table; all tables have them."""
+    (first, start), *_ = tables.items()
+    everywhere = {name for table in tables.values() for name in table.column_names}
+    left = [name for name in start.column_names if name not in (*told.targets, *told.dropped)]
+    for where, table in tables.items():
+        names = table.column_names
+        if not len(table):
+            raise BadValue("data", where, ONE_ROW_EACH, "it is empty")
+        for name in (*told.targets, *told.dropped):
+            if name not in (names if name in told.targets else everywhere):
+                option = "target" if name in told.targets else "drop"
+                raise BadValue(f"data.{option}", name, f"columns of {where}: {', '.join(names)}")
+        inputs = {*names} - {*told.targets, *told.dropped}
+        if strange := sorted(inputs ^ {*left}):
+            has, other = (where, first) if strange[0] in inputs else (first, where)
+            because = f"column {strange[0]} of {has} is not in {other}"
+            valid = f"the same columns as {first}{DROP.format(strange[0])}"
+            raise BadValue("data", where, valid, because)
+    if not left:
+        raise BadValue("data.target", ",".join(told.targets), "at least one other column")
+    return left
+
+
+def _formed(name: str, tables: Mapping[str, Any], training: int, alone: bool, raw: bool) -> Column:
+    """What becomes of a column."""
+    found = [(where, _column(table, name, where, DROP)) for where, table in tables.items()]
+    texts = [where for where, column in found if _is_text(column)]
+    remedy = DROP.format(name)
+    if texts and len(texts) < len(found):
+        numbers = next(where for where, _ in found if where not in texts)
+        because = f"column {name} is text, but not in {numbers}"
+        raise BadValue("data", texts[0], f"text or numbers in all tables{remedy}", because)
+    if texts:
+        where = texts[0]
+        if alone:
+            because = "is text, and its values in the other agents' tables are not known here"
+            raise BadValue("data", where, f"numbers{remedy}", f"column {name} {because}")
+        values = sorted({t for where, column in found for t in _texts(column, name, where)})
+        if len(values) > MOST_VALUES:
+            because = f"column {name} is text with {len(values)} different values"
+            valid = f"numbers, or text with at most {MOST_VALUES} values{remedy}"
+            raise BadValue("data", where, valid, because)
+        return Column(name, values=tuple(values))
+    each = [_numbers(column, name, where, DROP) for where, column in found]
+    if raw:
+        return Column(name)
+    together = np.concatenate(each[:training])
+    # A constant column carries no information: leave its deviation alone.
+    std = float(together.std()) if len(together) else 1.0
+    return Column(name, float(together.mean()) if len(together) else 0.0, std or 1.0)
+
+
+def _targets(
+    tables: Mapping[str, Any], names: Sequence[str], task: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """The targets of each table as the task has them, and what they are called."""
+    if task in CLASSES:
+        if len(names) > 1:
+            valid = "one column, the class of each row; or the task multilabel"
+            raise BadValue("data.target", ",".join(names), valid)
+        each = [
+            _labels(_column(t, names[0], where), names[0], where) for where, t in tables.items()
+        ]
+        known = named_classes(each)
+        if len(known) > MOST_CLASSES:
+            because = f"it has {len(known)} different values"
+            raise BadValue("data.target", names[0], "classes; or --task regression", because)
+        place = {label: number for number, label in enumerate(known)}
+        return [torch.tensor([place[v] for v in labels]) for labels in each], tuple(known)
+    if task not in (measures.REGRESSION, measures.MULTILABEL, measures.OWN):
+        raise BadValue("task", task, "classification, binary, multilabel, regression or own")
+    made = [
+        np.stack([_numbers(_column(t, name, where), name, where) for name in names], 1)
+        for where, t in tables.items()
+    ]
+    return [torch.from_numpy(values.astype(np.float32)) for values in made], tuple(names)
+
+
+def named_classes(parts: Iterable[Iterable[str | None]]) -> list[str]:
+    """The classes that occur, whole numbers by their size and before others.
+
+    >>> named_classes([["10", "9", None], ["b"]])
+    ['9', '10', 'b']
+    """
+    return sorted({label for part in parts for label in part if label is not None}, key=_in_order)
+
+
+def _in_order(label: str) -> tuple[bool, float, str]:
+    """Numbers by their size, before texts."""
+    whole = label.removeprefix("-").isdecimal()
+    return not whole, float(label) if whole else 0.0, label
+
+
+def _labels(column: Any, name: str, where: str) -> list[str]:
+    """Classes in words, whole numbers among them."""
+    import pyarrow.types as kinds
+
+    kind = column.type
+    if kinds.is_floating(kind):  # as pandas writes whole numbers if another column had a gap
+        numbers = _numbers(column, name, where)
+        if not bool((numbers == np.rint(numbers)).all()):
+            valid = "whole numbers, yes/no or text; or --task regression"
+            raise BadValue("data.target", name, valid, f"in {where} it has fractions")
+        return [str(int(number)) for number in numbers]
+    if _is_text(column) or kinds.is_integer(kind) or kinds.is_boolean(kind):
+        return _texts(column, name, where)
+    raise _strange_type(column, name, where, "whole numbers, yes/no or text")
+
+
+def _column(table: Any, name: str, where: str, remedy: str = "") -> Any:
+    """One column in one piece, without a cell that is empty."""
+    import pyarrow as arrow
+
+    column = table[name]
+    if arrow.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if column.null_count:
+        row = column.is_null().to_pylist().index(True)
+        raise _wrong(where, row, name, f"a value in every cell{remedy.format(name)}", "it is empty")
+    return column
+
+
+def _is_text(column: Any) -> bool:
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_string(column.type) or kinds.is_large_string(column.type))
+
+
+def _texts(column: Any, name: str, where: str) -> list[str]:
+    return [str(value) for value in column.to_pylist()]
+
+
+def _numbers(column: Any, name: str, where: str, remedy: str = "") -> np.ndarray:
+    """A column of numbers, or of yes and no, in doubles."""
+    import pyarrow as arrow
+
+    kind = column.type
+    if not (
+        arrow.types.is_integer(kind)
+        or arrow.types.is_floating(kind)
+        or arrow.types.is_boolean(kind)
+        or arrow.types.is_decimal(kind)
+    ):
+        valid = f"numbers, yes/no or text{remedy.format(name)}" if remedy else "numbers or yes/no"
+        raise _strange_type(column, name, where, valid)
+    whole = column.cast(arrow.int8()) if arrow.types.is_boolean(kind) else column
+    values: np.ndarray = whole.cast(arrow.float64(), safe=False).to_numpy()
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        found = "it is empty" if np.isnan(values[bad[0]]) else "it is infinite"
+        valid = f"a value in every cell{remedy.format(name)}"
+        raise _wrong(where, int(bad[0]), name, valid, found)
+    return values
+
+
+def _strange_type(column: Any, name: str, where: str, valid: str) -> BadValue:
+    return BadValue("data", where, valid, f"column {name} has the type {column.type}")
+
+
+def _wrong(where: str, row: int, name: str, valid: str, because: str) -> BadValue:
+    """Rows are counted from 1, without the header."""
+    return BadValue("data", where, valid, f"row {row + 1}, column {name}: {because}")
+
+
+def columns_in(tables: Iterable[Any]) -> str:
+    """The names of the first table's columns."""
+    return ", ".join(next(iter(tables)).column_names)

@@ -1,0 +1,178 @@
+"""Using a trained model: its predictions, and its export to other formats.
+
+Axes: n inputs, C scores that the model gives.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from parley.errors import BadValue, ParleyError
+from parley.files import replacing
+from parley.measures import BINARY, CLASSIFICATION, MULTILABEL, REGRESSION
+from parley.store.outputs import Card
+from parley.user_code import brief
+
+ANSWERED = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION)
+"""Tasks with one answer per input, which can be printed."""
+CHUNK = 256
+"""Inputs in one batch."""
+FORMATS: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
+"""Export formats, and the suffixes of their files."""
+
+
+class Prepared(nn.Module):
+    """A model with its normalisation inside: raw inputs in, scores out."""
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, module: nn.Module, card: Card) -> None:
+        super().__init__()
+        self.module = module
+        self.tokens = card.input.dtype in ("int32", "int64")
+        self.dtype = getattr(torch, card.dtype)
+        scale = 1 / 255 if card.input.dtype == "uint8" else 1.0
+        mean, std = card.input.mean or (0.0,), card.input.std or (1.0,)
+        mean_C, std_C = (torch.tensor(v, dtype=torch.float64) for v in (mean, std))
+        axes = (-1, *[1] * max(0, len(card.input.shape) - 1)) if card.input.mean else ()
+        self.register_buffer("factor", (scale / std_C).to(self.dtype).reshape(axes))
+        self.register_buffer("shift", (mean_C / std_C).to(self.dtype).reshape(axes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores of raw inputs, as images or arrays hold them; of token IDs for text."""
+        if self.tokens:
+            scores: Tensor = self.module(inputs.to(torch.int64))
+        else:
+            scores = self.module(inputs.to(self.dtype) * self.factor - self.shift)
+        return scores
+
+
+class Answer(NamedTuple):
+    """A model's prediction for one input."""
+
+    input: str
+    label: str
+    """The likeliest class; in a multilabel task every label above one half, comma-separated."""
+    probabilities: dict[str, float]
+    """Of each class, the likeliest first; empty for a regression."""
+    numbers: dict[str, float] | None = None
+    """The numbers that a regression predicts."""
+
+    def described(self) -> dict[str, Any]:
+        """For JSON."""
+        if self.numbers:
+            return {"input": self.input, "numbers": self.numbers}
+        return {"input": self.input, "label": self.label, "probabilities": self.probabilities}
+
+
+@torch.no_grad()
+def answers(
+    module: nn.Module, card: Card, names: Sequence[str], raw: Tensor, top: int | None = None
+) -> list[Answer]:
+    """The probability of every class, or of the likeliest few, for each input; the numbers that a
+    regression gives."""
+    if card.task not in ANSWERED:
+        because = f"the model was trained for the task {card.task}"
+        valid = f"a run with the task {', '.join(ANSWERED)}; else parley.load(run).model()"
+        raise BadValue("run", card.architecture.model, valid, because)
+    normalise, dtype = card.transform().normalise, getattr(torch, card.dtype)
+    try:
+        scores = torch.cat([module(normalise(part, dtype)) for part in raw.split(CHUNK)]).double()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        valid = f"a model that takes inputs of shape {list(card.input.shape)}"
+        raise BadValue("model", card.architecture.model, valid, brief(error)) from error
+    if scores.ndim == 1 and card.task in (BINARY, REGRESSION):
+        scores = scores[:, None]
+    if scores.ndim != 2:
+        because = f"for {len(raw)} inputs it gives a tensor of shape {list(scores.shape)}"
+        valid = "a model that gives a score for each class"
+        raise BadValue("model", card.architecture.model, valid, because)
+    # A model may have more outputs than there are classes.
+    labels = [*card.labels, *(f"output {k}" for k in range(len(card.labels), scores.shape[1]))]
+    if card.task == REGRESSION:
+        each = zip(names, scores.tolist(), strict=True)
+        return [Answer(name, "", {}, dict(zip(labels, of, strict=True))) for name, of in each]
+    p_nC = _probabilities(scores, card.task)
+    found = []
+    for name, p_C in zip(names, p_nC, strict=True):
+        order = p_C.argsort(descending=True, stable=True).tolist()
+        chosen = labels[order[0]]
+        if card.task == MULTILABEL:
+            chosen = ", ".join(labels[k] for k in order if p_C[k] > 0.5)
+        found.append(Answer(name, chosen, {labels[k]: float(p_C[k]) for k in order[:top]}))
+    return found
+
+
+def _probabilities(scores_nC: Tensor, task: str) -> Tensor:
+    if task == MULTILABEL:
+        return scores_nC.sigmoid()
+    if task == BINARY and scores_nC.shape[1] == 1:
+        return torch.cat([(-scores_nC).sigmoid(), scores_nC.sigmoid()], 1)
+    return scores_nC.softmax(1)
+
+
+def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
+    """Writes a model, with its normalisation inside and for any number of inputs at once."""
+    if form not in FORMATS:
+        raise BadValue("to", form, ", ".join(FORMATS))
+    if path.suffix != FORMATS[form]:
+        raise BadValue("out", str(path), f"a file that ends in {FORMATS[form]}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadValue("out", str(path), "a file in a folder that exists")
+    if form == "onnx":
+        for package in ("onnx", "onnxscript"):
+            if find_spec(package) is None:
+                because = f"it needs {package}, which is not installed"
+                valid = "torch-export, or pip install 'parley-learning[onnx]'"
+                raise BadValue("to", form, valid, because)
+    dtype = getattr(torch, card.input.dtype)
+    example = torch.zeros(2, *card.input.shape, dtype=dtype)
+    prepared = Prepared(module, card).eval()
+    batch = torch.export.Dim("inputs", min=1)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(prepared, (example,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # the exporter has many, all of which mean that it cannot
+        valid = "a model that torch.export can follow"
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise BadValue("model", card.architecture.model, valid, why) from error
+    temporary = path.with_name(f"{path.stem}.partial{path.suffix}")
+    try:
+        with replacing(path, temporary):
+            _written(program, form, temporary)
+    except OSError as error:
+        raise ParleyError(f"out: {path} cannot be written ({error})") from None
+
+
+def _written(program: Any, form: str, path: Path) -> None:
+    if form == "torch-export":
+        torch.export.save(program, path)
+        return
+    with warnings.catch_warnings(), _quiet("torch.onnx"):
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(
+            program, input_names=["input"], output_names=["scores"], dynamo=True, verbose=False
+        )
+        assert made is not None
+        made.save(str(path))
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Silences a library's list of optional packages."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

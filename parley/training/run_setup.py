@@ -1,0 +1,93 @@
+"""Sets up a run: its transport, its engine, and a trial of the model on a few samples."""
+
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+
+from parley.compute import choose as engines
+from parley.compute.engine import Engine
+from parley.compute.task import TRIED, Task
+from parley.compute.threads import usable_cores
+from parley.data import Batches
+from parley.data.mapped import in_memory
+from parley.errors import BadValue
+from parley.experiment import Experiment
+from parley.training.problem import Problem
+from parley.wire import clock as links
+from parley.wire.guard import Guard
+from parley.wire.transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+def equipped(
+    transport: Transport, experiment: Experiment, problem: Problem, task: Task
+) -> Transport:
+    """With the simulated clock that the experiment asks for, and with a guard where messages come
+    from other processes."""
+    placement = transport.placement
+    alone = len(placement.agents) == placement.topology.agents
+    if not alone:
+        if experiment.links:
+            raise BadValue("links", experiment.links, "workers=1, with all agents in one process")
+        return transport.guarded(Guard(task.dtype, experiment.suspicious, transport.worker_name))
+    if not experiment.links:
+        return transport
+    return transport.timed(links.parse(experiment.links, problem.topology, experiment.seed))
+
+
+def expect_weights(transport: Transport, factors: Sequence[float]) -> None:
+    """Tells the guard by how much the gradients of each agent are multiplied."""
+    factor_N = transport.gather(torch.tensor(factors, dtype=torch.float64))
+    if transport.guard is not None:
+        number = transport.placement.number
+        for agent, weight in enumerate((factor_N / factor_N.min()).tolist()):
+            transport.guard.weights[number(agent)] = max(weight, 1.0)
+
+
+def try_model(experiment: Experiment, problem: Problem, task: Task, transport: Transport) -> None:
+    """Checks on a few samples that model, loss and data fit together, before anything is
+    written."""
+    names = [f"agent {number}" for number in transport.placement.hosted]
+    held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
+    for name, samples in held:
+        if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
+            raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
+    some = problem.test if len(problem.test) else problem.samples[0]
+    few = in_memory(some.take([i % len(some) for i in range(TRIED)]))
+    device = task.start().device
+    inputs = problem.transform.normalise(few.inputs, task.dtype).to(device)
+    classes = len(problem.class_names)
+    task.fit(experiment.model, inputs, few.targets.to(device), classes)
+
+
+def choose_engine(
+    experiment: Experiment, task: Task, batches: Batches, transport: Transport
+) -> Engine:
+    """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
+    name, threads = experiment.engine, _threads(experiment, transport)
+    if name == "auto":
+        batch = batches.at(0)
+        shape = tuple(batch.inputs.shape[2:])
+        names = engines.candidates(task, shape)
+        found = engines.fastest(task, batch) if transport.placement.here == 0 else names[0]
+        chosen = int(transport.each(torch.tensor(names.index(found)))[0])
+        name = names[min(max(chosen, 0), len(names) - 1)]
+        if how := engines.missed(task, shape):
+            log.info("using engine %s, with %s", name, how)
+    log.debug("engine %s, %d threads", name, threads)
+    if name == "fused":
+        # It distributes whole gradients; torch's own threads would only get in the way.
+        torch.set_num_threads(1)
+    return engines.build(name, task, experiment.seed, threads)
+
+
+def _threads(experiment: Experiment, transport: Transport) -> int:
+    """The requested number, or this process's share of the cores; never more than agents."""
+    placement = transport.placement
+    together = 1 if transport.alone_on_host else placement.workers
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", together))
+    threads = experiment.threads or max(1, usable_cores() // here)
+    return min(threads, len(placement.agents))

@@ -1,0 +1,266 @@
+"""Tables with named columns, from files and from pandas."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import parley
+from parley.cli.main import main
+from parley.data import load, own
+from parley.data.tables import Form, Told, opened, read
+from parley.errors import BadValue
+
+ROWS = 12
+AGES = [20.0 + 3 * n for n in range(ROWS)]
+WARDS = ["north", "south", "west"]
+
+
+def frame(rows: int = ROWS, shift: int = 0) -> pandas.DataFrame:
+    """Patients: two columns of numbers, one of yes and no, one of text, two to predict."""
+    return pandas.DataFrame(
+        {
+            "name": [f"patient {n + shift}" for n in range(rows)],
+            "age": [AGES[(n + shift) % ROWS] for n in range(rows)],
+            "visits": [(n + shift) % 4 for n in range(rows)],
+            "smoker": [(n + shift) % 3 == 0 for n in range(rows)],
+            "ward": [WARDS[(n + shift) % 3] for n in range(rows)],
+            "days": [0.5 * ((n + shift) % 7) for n in range(rows)],
+            "outcome": ["ill" if (n + shift) % 2 else "healthy" for n in range(rows)],
+        }
+    )
+
+
+def write(folder: Path, end: str = "csv", **parts: pandas.DataFrame) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in parts.items():
+        path = folder / f"{name}.{end}"
+        part.to_csv(path, index=False) if end == "csv" else part.to_parquet(path)
+    return folder
+
+
+OPTIONS = {"target": "outcome", "drop": "name,days"}
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_columns_become_inputs(tmp_path: Path, end: str) -> None:
+    folder = write(tmp_path / "hospital", end, train=frame(), test=frame(3, shift=1))
+    data = load(str(folder), options=OPTIONS)
+    assert data.class_names == ("healthy", "ill")
+    assert data.train.targets.tolist() == [0, 1] * 6 and data.test.targets.tolist() == [1, 0, 1]
+    inputs = data.train.inputs.numpy()
+    assert inputs.dtype == np.float32 and inputs.shape == (ROWS, 6)  # 3 numbers and 3 wards
+    for column, values in enumerate((AGES, [n % 4 for n in range(ROWS)])):
+        expected = (np.array(values) - np.mean(values)) / np.std(values)
+        np.testing.assert_allclose(inputs[:, column], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(inputs[:, 3:], np.eye(3)[[n % 3 for n in range(ROWS)]])
+    # Test rows are standardised by the training rows.
+    np.testing.assert_allclose(data.test.inputs[0].numpy(), inputs[1], rtol=1e-6)
+    form = data.preparation.table
+    assert form is not None and [c.name for c in form.columns] == [
+        "age",
+        "visits",
+        "smoker",
+        "ward",
+    ]
+    assert form.columns[3].values == ("north", "south", "west")
+
+
+def test_targets_of_each_task(tmp_path: Path) -> None:
+    table = {"rows": opened(frame(), "rows")}
+    told = Told.of("visits", "name,ward,days,outcome")
+    [(_, targets)], names, _ = read(table, told, "classification", 1)
+    assert names == ("0", "1", "2", "3") and targets.tolist() == [n % 4 for n in range(ROWS)]
+    told = Told.of("days, age", "name,ward,outcome")
+    [(inputs, targets)], names, _ = read(table, told, "regression", 1)
+    assert names == ("days", "age") and targets.shape == (ROWS, 2) and inputs.shape == (ROWS, 2)
+    assert targets[:, 1].tolist() == AGES
+    _, names, _ = read(table, Told.of("smoker", "name"), "binary", 1)
+    assert names == ("False", "True")
+    many = pandas.DataFrame({"x": range(11), "y": range(11)})
+    _, names, _ = read({"rows": opened(many, "rows")}, Told.of("y", ""), "classification", 1)
+    assert names[2:4] == ("2", "3") and names[-1] == "10"  # by size, not by spelling
+
+
+def gap(column: str, value: Any) -> pandas.DataFrame:
+    made = frame().astype({column: object})
+    made.loc[4, column] = value
+    return made
+
+
+WRONG: list[tuple[pandas.DataFrame, dict[str, str], str, str]] = [
+    (gap("age", None), OPTIONS, "classification",
+     r"row 5, column age: it is empty.*; valid: a value in every cell.*drop=age leaves"),
+    (gap("ward", None), OPTIONS, "classification", r"row 5, column ward: it is empty"),
+    (gap("outcome", None), OPTIONS, "classification",
+     r"row 5, column outcome: it is empty\); valid: a value in every cell$"),
+    (frame(0), OPTIONS, "classification", "it is empty"),
+    (frame().assign(bed=1), OPTIONS, "classification",
+     r"column bed of .*train.csv is not in .*test.csv\).*drop=bed leaves the column out"),
+    (frame().drop(columns="age"), OPTIONS, "classification", "column age of .*test.csv is not in"),
+    (frame().assign(ward=1), OPTIONS, "classification",
+     r"column ward is text, but not in .*train.csv\)"),
+    (frame(), {"target": "outcom"}, "classification",
+     r"data.target: 'outcom' is not valid; valid: columns of .*: name, age, visits"),
+    (frame(), {"target": "days", "drop": "nmae"}, "regression", "data.drop: 'nmae'"),
+    (frame(), {"target": "days"}, "classification", r"it has fractions\).*or --task regression"),
+    (frame(), {"target": "outcome", "drop": "name"}, "regression",
+     r"column outcome has the type .*string\); valid: numbers or yes/no$"),
+    (frame(), {"target": "days,age"}, "classification", "data.target: 'days,age'.*multilabel"),
+    (frame(), {"target": "days"}, "segmentation", "task: 'segmentation' is not valid"),
+    (frame(), OPTIONS | {"resize": "8"}, "classification", "data.resize"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "options", "task", "words"), WRONG)
+def test_what_is_refused(
+    tmp_path: Path, table: pandas.DataFrame, options: dict[str, Any], task: str, words: str
+) -> None:
+    folder = write(tmp_path / "hospital", train=table, test=frame(3))
+    with pytest.raises(BadValue, match=words):
+        load(str(folder), options=options, task=task)
+
+
+def test_other_things_that_are_refused(tmp_path: Path) -> None:
+    names = pandas.DataFrame({"name": [f"n{n}" for n in range(101)], "y": [0, 1] * 50 + [1]})
+    folder = write(tmp_path / "names", train=names, test=names)
+    with pytest.raises(BadValue, match=r"text with 101 different values\).*drop=name leaves"):
+        load(str(folder), options={"target": "y"})
+    dated = frame().assign(when=pandas.Timestamp("2020-01-01"))
+    folder = write(tmp_path / "dated", "parquet", train=dated, test=dated)
+    with pytest.raises(BadValue, match=r"column when has the type timestamp.*drop=when"):
+        load(str(folder), options={"target": "outcome", "drop": "name"})
+    one = write(tmp_path / "one", all=frame()) / "all.csv"
+    with pytest.raises(BadValue, match=r"data.target: '' is not valid .*columns name, age"):
+        load(str(one))
+    with pytest.raises(BadValue, match=r"it has no test rows.*--validation 0.2"):
+        load(str(one), options=OPTIONS)
+    with pytest.raises(BadValue, match=r"data.drop: 'name' .*none without data.target"):
+        load(str(one), options={"drop": "name"})
+    for text, words in (
+        ("a,b\n1,2\n3\n", "Expected 2 columns"),
+        ("a,a,b\n1,2,3\n", "two columns a"),
+    ):
+        one.write_text(text)
+        with pytest.raises(BadValue, match=rf"{words}.*a table with a header and one row"):
+            load(str(one), options={"target": "b"})
+    twice = pandas.concat([frame(), frame()[["age"]]], axis=1)
+    for site, words in ((twice, "two columns age"), (gap("age", "old"), "column age")):
+        with pytest.raises(BadValue, match=rf"'agent 1' is not valid \([^(]*{words}"):
+            sites = {"data": [frame(), site], "data_options": OPTIONS}
+            parley.train("mlp", algorithm="dpsgd", progress=False, **sites)
+    with pytest.raises(BadValue, match=r"data: 'length' is not valid .*is a table"):
+        load(str(folder), options={"target": "outcome", "length": 9})
+
+
+def test_a_value_that_was_never_seen(tmp_path: Path) -> None:
+    form = read(
+        {"rows": opened(frame(), "rows")}, Told.of("days", "name,outcome"), "regression", 1
+    )[2]
+    elsewhere = opened(frame().assign(ward="east"), "new.csv")
+    with pytest.raises(BadValue, match=r"row 1, column ward: it is 'east'.*north, south"):
+        form.inputs(elsewhere, "new.csv")
+    with pytest.raises(BadValue, match=r"it has no column age"):
+        form.inputs(elsewhere.drop_columns(["age"]), "new.csv")
+    empty = opened(gap("age", None), "new.csv")
+    with pytest.raises(BadValue, match=r"row 5, column age: .*; valid: a value in every cell$"):
+        form.inputs(empty, "new.csv")
+    assert isinstance(form, Form)
+
+
+def test_agents_with_tables_of_their_own(tmp_path: Path) -> None:
+    """Numbers stay as they are until all agents have said what theirs are like, and classes are
+    matched by name."""
+    for name, part in (("a", frame(4)), ("b", frame(6, shift=2))):
+        numbers = part.drop(columns=["ward"])
+        write(tmp_path / name, train=numbers, test=numbers)
+    places = {0: tmp_path / "a", 1: tmp_path / "b"}
+    found = own.load(places, options=OPTIONS)
+    assert found.class_names == ("healthy", "ill")
+    assert found.samples[1].inputs[:, 0].tolist() == AGES[2:8]
+    other = {0: tmp_path / "a", 1: write(tmp_path / "c", train=numbers[numbers.columns[::-1]])}
+    with pytest.raises(
+        BadValue, match=r"'agent 1'.*it has smoker, visits, age\).*age, visits, smok"
+    ):
+        own.load(other, options=OPTIONS)
+    single = {0: tmp_path / "a" / "train.csv", 1: tmp_path / "b"}
+    assert len(own.load(single, options=OPTIONS).tests[0]) == 0
+    write(tmp_path / "a", train=frame(), test=frame())
+    with pytest.raises(BadValue, match=r"column ward.*other agents' tables are not known"):
+        own.load(places, options=OPTIONS)
+    with pytest.raises(BadValue, match="cannot be prepared like a common one"):
+        own.load(places, class_names=["healthy", "ill"], like="table.csv", options=OPTIONS)
+
+
+def wards(agent: int) -> dict[str, Any]:
+    """A host's function: the first agent knows only one class."""
+    rows = frame(6, shift=agent).drop(columns="ward")
+    rows = rows[rows.outcome == "ill"] if agent == 0 else rows
+    return {"train": rows, "test": rows[rows.outcome == "ill"], "labels": ["healthy", "ill"]}
+
+
+def test_hosts_standardise_their_tables_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They agree on means and deviations over all rows; frames have the same classes everywhere."""
+    places = dict.fromkeys(range(3), f"{__name__}:wards")
+    found = own.load(places, options=OPTIONS)
+    assert found.class_names == ("healthy", "ill")
+    assert [set(part.targets.tolist()) for part in found.samples] == [{1}, {0, 1}, {0, 1}]
+    assert all(part.targets.eq(1).all() for part in found.tests)
+    for name, options in (("run", OPTIONS), ("raw", OPTIONS | {"standardise": False})):
+        words = ["train", "--data=own", "--agents=3", "--epochs=1", "--model=logistic"]
+        words += [f"--out={tmp_path / name}", "--algorithm=dpsgd", "--lr=0.01"]
+        words += [f"--data-option={key}={str(value).lower()}" for key, value in options.items()]
+        words += [f"--data-here={agent}={place}" for agent, place in places.items()]
+        monkeypatch.setattr(sys, "argv", ["parley", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+    together = pandas.concat([wards(agent)["train"] for agent in range(3)])
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    for column in card["input"]["table"]["columns"]:
+        values = together[column["name"]].astype(float)
+        assert column["mean"] == pytest.approx(values.mean(), rel=1e-6)
+        assert column["std"] == pytest.approx(values.std(ddof=0), rel=1e-6)
+    card = json.loads((tmp_path / "raw" / "model.json").read_text())
+    assert {(c["mean"], c["std"]) for c in card["input"]["table"]["columns"]} == {(0.0, 1.0)}
+    losses = [
+        json.loads((tmp_path / name / "records.jsonl").read_text())["loss"]
+        for name in ("run", "raw")
+    ]
+    assert losses[0] < losses[1]  # ages around 40 are no inputs for a linear layer
+
+
+def test_frames_from_python(tmp_path: Path) -> None:
+    """All frames are standardised together, whoever has them, and the run can be used on others."""
+    sites = [frame(6), frame(9, shift=6), datasets.Dataset.from_pandas(frame(4, shift=2))]
+    options: dict[str, Any] = {"data_options": {"target": "days", "drop": "name,outcome"}}
+    options |= {"task": "regression", "algorithm": "dpsgd", "epochs": 2, "progress": False}
+    result = parley.train(
+        "logistic", data=sites, test=[frame(3), None, frame(2, 1)], out=tmp_path / "run", **options
+    )
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    [age, *_] = card["input"]["table"]["columns"]
+    together = pandas.concat([frame(6), frame(9, shift=6), frame(4, shift=2)])
+    assert age["mean"] == pytest.approx(together["age"].mean()) and card["labels"] == ["days"]
+    new = frame(2, shift=5)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    new.to_parquet(tmp_path / "new.parquet")
+    answers = parley.load(tmp_path / "run").predict(tmp_path / "new.csv", tmp_path / "new.parquet")
+    assert [answer.input.rpartition("/")[2] for answer in answers][:2] == [
+        "new.csv[0]",
+        "new.csv[1]",
+    ]
+    values = [answer.numbers["days"] for answer in answers]
+    assert values[:2] == pytest.approx(values[2:])
+    prepared = parley.load(tmp_path / "run").model()
+    assert prepared(torch.zeros(1, 6)).shape == (1, 1) and result.summary["rmse_mean_model"] > 0
+    with pytest.raises(BadValue, match=r"data.target: '' is not valid .*it is a table"):
+        parley.train("logistic", data=sites[:2], algorithm="dpsgd", progress=False)
