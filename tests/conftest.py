@@ -117,6 +117,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if name in SLOW or test in SLOW or SLOW_FIXTURES.intersection(fixtures):
             item.add_marker(pytest.mark.slow)
+            # Real processes, ports and clocks on a machine that may do other things as well: one
+            # more try, which the last lines report. Whoever fails twice has failed.
+            item.add_marker(pytest.mark.flaky(reruns=1))
     items.sort(key=_turn)
 
 
