@@ -119,6 +119,7 @@ class _Child:
         """Sets up a case; returns start and end time."""
         self.player = None
         gc.collect()
+        torch.set_num_threads(self.threads)  # a run with compiled kernels has left one
         made = partial(player, self.kind, case, self.threads)
         return self._timed(lambda: setattr(self, "player", made()))
 
