@@ -29,7 +29,10 @@ Out = Annotated[
 ]
 Resume = Annotated[
     bool,
-    switch("Continue the run in --out from its last checkpoint.", "--resume"),
+    switch(
+        "Continue in --out from the last checkpoint; with more --epochs, also after the end.",
+        "--resume",
+    ),
 ]
 Json = Annotated[
     bool,
