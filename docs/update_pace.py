@@ -23,6 +23,10 @@ FIGURES = {
     "adamw": "dpsgd:lr=0.1,dpsgd+adamw:lr=0.003,ngc+adamw:lr=0.003",
     "lion": "dpsgd+adamw:lr=0.003,dpsgd+lion:lr=0.002,ngc+lion:lr=0.002",
     "sam": "dpsgd,dpsgd+sam,dpsgd+sam:rho=0.3",
+    "clip": "dpsgd:momentum=0.9,dpsgd+clip:momentum=0.9,"
+    "dpsgd+clip:momentum=0.9:clip_by=value:clip=0.1",
+    "schedules": "dpsgd:lr_decay=constant,dpsgd:lr_decay=exponential:0.9,"
+    "dpsgd:lr_decay=cosine:warmup=2",
     "local-steps": "dpsgd,dpsgd:local_steps=4,dpsgd:local_steps=16",
     "kgt": "dpsgd:local_steps=4,tracking,kgt",
     "exact-diffusion": "dpsgd,tracking,exact-diffusion",
@@ -31,8 +35,9 @@ FIGURES = {
     "diloco": "dpsgd+adamw:lr=0.003,dpsgd+adamw:local_steps=10:lr=0.003,diloco:lr=0.003",
 }
 
-MORE = {"led": "--lr 0.05", "proxskip": "--lr 0.05"}
-"""At the default of 0.1 LED is unstable here: rounding alone decides where it ends."""
+MORE = {"led": "--lr 0.05", "proxskip": "--lr 0.05", "clip": "--lr 1"}
+"""At the default of 0.1 LED is unstable here: rounding alone decides where it ends. Clipping is for
+rates that are too high without it."""
 
 
 def main() -> None:

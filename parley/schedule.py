@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from parley.errors import BadValue
@@ -80,7 +81,7 @@ class Schedule:
             return (step + 1) / rising
         epoch = step / steps_per_epoch if self.per == "step" else step // steps_per_epoch
         if self.own is not None:
-            return float(self.own(step / steps_per_epoch, epochs))
+            return self.own(step / steps_per_epoch, epochs)
         if self.name == "step":
             factor, *shares = self.numbers
             # Rounded: 0.1 · 0.1 is not 0.01 in floating point, and the rate is shown to people.
@@ -145,7 +146,10 @@ def parse_schedule(spec: str, field: str = "lr_decay", own: RateFunction | None 
 
 def own_factor(factor: object, field: str, step: int, most: float = math.inf) -> float:
     """A factor as it may be used: a user's function can give anything."""
-    number = float(factor) if isinstance(factor, (int, float)) else math.nan
+    number = math.nan
+    if not isinstance(factor, str | None):
+        with suppress(TypeError, ValueError, RuntimeError):  # of arrays and tensors with several
+            number = float(factor)  # type: ignore[arg-type]
     if not 0 < number <= most or not math.isfinite(number):
         limit = "a number above 0" + (f", at most {most:g}" if math.isfinite(most) else "")
         raise BadValue(field, factor, limit, f"the schedule gave it in step {step + 1}")

@@ -141,13 +141,16 @@ def _check_value(condition: Condition, measures: Sequence[Measure]) -> None:
     if metric in SPENT and (relation == "<=" or value <= 0):
         because = f"{metric} only grow, so a budget is a lower bound above 0"
         raise BadValue("stop_when", text, f"{metric}>= and a number above 0", because)
-    for measure in measures:
+    for measure in (measure for measure in measures if metric in map(measure.field, FORMS)):
         least = -math.inf if measure.least is None else measure.least
-        if metric not in map(measure.field, FORMS) or least <= value <= measure.most:
-            continue
-        because = f"{measure.title} is never {'above' if value > least else 'below'} "
-        because += f"{measure.most if value > least else least:g}"
-        raise BadValue("stop_when", text, f"from {least:g} to {measure.most:g}", because)
+        if not least <= value <= measure.most:
+            because = f"{measure.title} is never {'above' if value > least else 'below'} "
+            because += f"{measure.most if value > least else least:g}"
+            raise BadValue("stop_when", text, f"from {least:g} to {measure.most:g}", because)
+        if value == (least if relation == ">=" else measure.most):
+            because = f"{measure.title} is never {'below' if relation == '>=' else 'above'} "
+            because += f"{value:g}, so every record would meet it"
+            raise BadValue("stop_when", text, f"between {least:g} and {measure.most:g}", because)
 
 
 OnEpoch = Callable[[int], object]

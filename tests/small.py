@@ -72,6 +72,7 @@ def trajectory(
     state = algorithm.init(x_AD, hood)
     iterates = [state.x_AD.clone()]
     for step in range(steps):
-        state = algorithm.step(state, hood.at(step), source.at(step), rate(step)).state
+        then = hood.at(step, algorithm.rounds_before(step))
+        state = algorithm.step(state, then, source.at(step), rate(step)).state
         iterates.append(state.x_AD.clone())
     return iterates, state

@@ -4,7 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import parley
 from parley.errors import BadValue
@@ -128,6 +130,27 @@ def test_a_function_of_python() -> None:
     assert own.experiment.lr_decay == "own" and "lr_decay" in own.experiment.from_python
     with pytest.raises(BadValue, match=r"lr_decay: -1.0 .*in step 1\); valid: a number above 0"):
         parley.train(**TINY, epochs=1, lr_decay=lambda epoch, epochs: -1.0)
+
+
+@pytest.mark.parametrize("answer", [None, "0.5", [0.5, 0.5], torch.ones(2)])
+def test_a_function_that_returns_no_number(answer: Any) -> None:
+    with pytest.raises(BadValue, match=r"lr_decay: .*in step 1\); valid: a number above 0"):
+        parley.train(**TINY, epochs=1, lr_decay=lambda epoch, epochs: answer)
+
+
+@pytest.mark.parametrize("answer", [1, np.float32(1), torch.tensor(1.0)])
+def test_numbers_of_numpy_and_torch_are_numbers(answer: Any) -> None:
+    result = parley.train(**TINY, epochs=1, lr=0.25, lr_decay=lambda epoch, epochs: answer)
+    assert result.records[0]["lr"] == 0.25
+
+
+@pytest.mark.parametrize("field", ["lr_decay", "gamma_decay"])
+def test_a_warm_up_longer_than_the_steps_is_refused(field: str) -> None:
+    """How many epochs they are is known only with the data."""
+    options = {"epochs": 9, "max_steps": 8, field: "constant:warmup=3", "algorithm": "dpsgd"}
+    Pace(Experiment.of(**options), 2)
+    with pytest.raises(BadValue, match=rf"{field}: .*8 steps, which are 2.667 epochs\); valid: "):
+        Pace(Experiment.of(**options), 3)
 
 
 def test_the_averaging_rate_has_one_too(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class TestConditions:
             ("seconds<=600", r"seconds only grow.*valid: seconds>= and a number above 0"),
             ("megabytes>=0", "a budget is a lower bound above 0"),
             ("accuracy>=90", r"accuracy is never above 1\); valid: from 0 to 1"),
+            ("accuracy>=0", r"never below 0, so every record would meet it\); valid: between 0"),
+            ("accuracy_own<=1", r"accuracy is never above 1, so every record would meet it"),
             ("accuracy_own<=-0.5", r"accuracy is never below 0\); valid: from 0 to 1"),
             ("rmse<=3", "valid: accuracy, accuracy_after_gossip"),
             ("seconds_network>=5", r"no network is simulated\); valid: seconds, or seconds_netw"),

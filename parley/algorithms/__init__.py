@@ -33,7 +33,7 @@ from parley.algorithms.parts import SGD, Gossip, Own, Part
 from parley.algorithms.proxskip import ProxSkip
 from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
-from parley.algorithms.recipe import Named, Recipe, in_a_name, spelled
+from parley.algorithms.recipe import PLAIN, Named, Recipe, in_a_name, spelled
 from parley.algorithms.relaysgd import RelaySGD
 from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import SGP, PushSum
@@ -142,8 +142,24 @@ def find(name: str) -> AlgorithmKind:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if "+" in name or name in PARTS:
+        _check_parts([word.strip() for word in name.split("+")])
         return compose(name)
     raise unknown_name("algorithm", name, ALGORITHMS)
+
+
+def _check_parts(words: list[str]) -> None:
+    """Refuses algorithms that are not parts of others."""
+    for word in words:
+        kind = ALGORITHMS.get(word)
+        if kind is None or word in (*PARTS, PLAIN):
+            continue
+        because = f"{word} is an algorithm of its own, not a part"
+        valid = f"{word} alone, or a combination of {', '.join(PARTS)}"
+        if isinstance(kind, Named):
+            same = spelled(kind.recipe)
+            because = f"{word} is the name of a whole recipe, {same}"
+            valid = "+".join(same if w == word else w for w in words)
+        raise BadValue("algorithm", "+".join(words), valid, because)
 
 
 def name_of(recipe: Recipe) -> Named:
@@ -179,11 +195,12 @@ def make(kind: AlgorithmKind, options: dict[str, Any]) -> Algorithm:
     for option in options.keys() - known.keys():
         having = [name for name, other in WITH_OPTIONS.items() if option in other.options()]
         few = [*having[:5], "…"] if len(having) > 6 else having
+        if option == "local_steps" and kind.no_local_steps:
+            valid = f"an algorithm that can take local steps: {', '.join(having)}"
+            raise BadValue(option, options[option], valid, kind.no_local_steps)
         because = f"{kind.name} has no such option" + (
             f"; it belongs to {', '.join(few)}" if few else ""
         )
-        if option == "local_steps" and kind.no_local_steps:
-            because = kind.no_local_steps
         raise BadValue(option, options[option], ", ".join(known), because)
     try:
         return kind(**options)

@@ -129,6 +129,11 @@ class Algorithm(Checked, ABC):
         """Whether agents average after a step, counted from 0."""
         return (step + 1) % self.round_steps == 0
 
+    def rounds_before(self, step: int) -> int:
+        """How many rounds of local steps end before a step. If graphs take turns, each round has
+        the next one: turns by steps could leave some graphs out of all averagings."""
+        return step // self.round_steps
+
     @property
     def fixed_rate(self) -> str:
         """Why its averaging rate cannot change from step to step, if it cannot."""

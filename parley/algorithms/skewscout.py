@@ -36,6 +36,8 @@ class State(NamedTuple):
     """ℓ, summed over the averagings since the interval was last adjusted."""
     met_A: Tensor
     """The number of those averagings."""
+    rounds_A: Tensor
+    """The number of all averagings."""
 
 
 class SkewScout(MomentumSGD):
@@ -57,23 +59,24 @@ class SkewScout(MomentumSGD):
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """At first, agents average in every step."""
         zeros_A = x_AD.new_zeros(len(x_AD))
-        return State(x_AD, torch.zeros_like(x_AD), zeros_A + 1, zeros_A, zeros_A, zeros_A)
+        return State(x_AD, torch.zeros_like(x_AD), zeros_A + 1, *(4 * [zeros_A]))
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step, and averaging, travel and control if they are due."""
-        x_AD, v_AD, interval_A, waited_A, lost_A, met_A = state
+        x_AD, v_AD, interval_A, waited_A, lost_A, met_A, rounds_A = state
         g_AD, loss_A = hood.gradient(x_AD, batch)
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD, waited_A = x_AD + d_AD, waited_A + 1
         if float(waited_A[0]) >= float(interval_A[0]):
+            hood = hood.at(hood.step, int(rounds_A[0]))  # if graphs take turns, none is left out
             x_I = hood.exchange(x_AD)
             lost_A = lost_A + lost_on_travels(x_AD, x_I, hood, batch)
             x_AD = hood.gossip(x_AD, x_I, self.gamma)
-            waited_A, met_A = torch.zeros_like(waited_A), met_A + 1
+            waited_A, met_A, rounds_A = torch.zeros_like(waited_A), met_A + 1, rounds_A + 1
             if float(met_A[0]) >= self.travels:
                 interval_A = self.control(interval_A, hood.mean((lost_A / met_A)[:, None])[:, 0])
                 lost_A, met_A = torch.zeros_like(lost_A), torch.zeros_like(met_A)
-        return Stepped(State(x_AD, v_AD, interval_A, waited_A, lost_A, met_A), loss_A)
+        return Stepped(State(x_AD, v_AD, interval_A, waited_A, lost_A, met_A, rounds_A), loss_A)
 
     def control(self, interval_A: Tensor, lost_A: Tensor) -> Tensor:
         """The next interval."""

@@ -48,11 +48,15 @@ class SwarmSGD(MomentumSGD):
         """After τ steps; records do not wait for it."""
         return (step + 1) % self.local_steps == 0
 
+    def rounds_before(self, step: int) -> int:
+        """A pair stays together for τ steps."""
+        return step // self.local_steps
+
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step for the agents that meet, and their averaging if it is due."""
         x_AD, v_AD = state
         most = 1 if self.pairs == "one" else None
-        pairs = hood.random_pairs(batch.step // self.local_steps, most)
+        pairs = hood.random_pairs(self.rounds_before(batch.step), most)
         busy = {agent for pair in pairs for agent in pair}
         alone = len(hood.everyone) == 1  # no one to meet, but it can still train
         active_A = torch.tensor([alone or a in busy for a in hood.agents], device=x_AD.device)

@@ -4,8 +4,10 @@ A command's module is imported when the command is run. Torch takes seconds to l
 ``parley --help``, ``parley --version`` and ``parley dash`` do not need.
 """
 
+import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -54,6 +56,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        _hide_type_of_help(self)
         # What the help, and the hint after a misspelt name, need to know about a command.
         self.commands = {n: TyperCommand(n, help=said) for n, said in COMMANDS.items()}
 
@@ -71,18 +74,35 @@ def load(name: str) -> Any:
     """A command, ready to be run."""
     command: Any = typer.main.get_command(import_module(f"parley.cli.{name}").app)
     command.name = name
-    _add_verbosity(command)
+    _equip(command)
     return command
 
 
-def _add_verbosity(command: Any) -> None:
-    """Gives a command, or those below it, ``-v`` and ``-q``."""
+def _equip(command: Any) -> None:
+    """Gives a command, or those below it, ``-v`` and ``-q``, and help that is easy to read."""
+    command.help = _flowing(command.help or "")
+    _hide_type_of_help(command)
     below = getattr(command, "commands", {}).values()
     for one in below:
-        _add_verbosity(one)
+        _equip(one)
     if not below:
         both: Any = typer.main.get_command(_verbosity)
         command.params += [option for option in both.params if option.name != "help"]
+
+
+def _hide_type_of_help(command: Any) -> None:
+    """``--help`` takes no value, and should not look as if it did."""
+    command.get_help_option(typer.Context(command)).metavar = ""
+
+
+def _flowing(text: str) -> str:
+    """A docstring whose lines end where the terminal does; examples, in bold, keep their own.
+
+    >>> _flowing("One\\ntwo.\\n[bold]parley demo[/bold]\\n(three\\nfour)")
+    'One two.\\n[bold]parley demo[/bold]\\n(three four)'
+    """
+    text = inspect.cleandoc(text)
+    return re.sub(r"(?<!\n)(?<!\[/bold\])\n(?!\n|\[bold\])", " ", text)
 
 
 _verbosity = typer.Typer(add_completion=False)

@@ -1,5 +1,6 @@
 """Options that several commands share, and checks of their values."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +29,10 @@ Out = Annotated[
 ]
 Resume = Annotated[
     bool,
-    switch("Continue the run in --out from its last checkpoint.", "--resume"),
+    switch(
+        "Continue in --out from the last checkpoint; with more --epochs, also after the end.",
+        "--resume",
+    ),
 ]
 Json = Annotated[
     bool,
@@ -102,4 +106,5 @@ def output_folder(out: Path | None, resume: bool, stem: str) -> Path:
         raise BadValue("out", None, "the folder to resume", "--resume needs it")
     if resume and out and not out.is_dir():
         raise BadValue("out", str(out), "a folder to resume", "it does not exist")
-    return out or folder.fresh_name(Path("runs"), stem.replace("/", "-").replace("_", "-"))
+    # A colon, as in topk:0.01, is not allowed in names on Windows.
+    return out or folder.fresh_name(Path("runs"), re.sub(r"[/\\:_]", "-", stem))

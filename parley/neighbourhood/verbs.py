@@ -152,10 +152,11 @@ class Neighbourhood:
             for rows, weight in zip(lists.receivers_of, self._weight_in, strict=True)
         ]
 
-    def at(self, step: int) -> "Neighbourhood":
-        """The neighbourhood at a step, to which its messages and random choices belong; if the
-        graph changes, it is that step's graph."""
-        view = copy(self._phases[step % len(self._phases)] if self._phases else self)
+    def at(self, step: int, turn: int | None = None) -> "Neighbourhood":
+        """The neighbourhood at a step, to which its messages and random choices belong. If the
+        graph changes, `turn` says whose turn it is; without it, every step has the next graph."""
+        turn = step if turn is None else turn
+        view = copy(self._phases[turn % len(self._phases)] if self._phases else self)
         view.step = step
         view.meter = self.meter
         return view
@@ -437,6 +438,12 @@ class _Phase(Neighbourhood):
             torch.tensor([place[edges[e]] for e in r], dtype=torch.int64, device=device)
             for r in self._lists.incoming_of
         ]
+
+    def at(self, step: int, turn: int | None = None) -> Neighbourhood:
+        """The same as of all graphs together."""
+        view = self._whole.at(step, turn)
+        view.meter = self.meter
+        return view
 
     def zeros_I(self) -> Tensor:
         """A zero vector for every incoming edge of all graphs."""

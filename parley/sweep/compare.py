@@ -165,17 +165,12 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     >>> labels([Experiment.of(algorithm="ngc", lr=lr) for lr in (0.1, 0.01)])
     ['NGC lr=0.1', 'NGC lr=0.01']
     """
-    alike: dict[str, list[Experiment]] = {}
-    for experiment in experiments:
-        alike.setdefault(experiment.algorithm.label, []).append(experiment)
     made: list[str] = []
     for experiment in experiments:
         label = experiment.algorithm.label
-        same = alike[label]
         for name in differing(experiments):
-            mine, others = getattr(experiment, name), [getattr(o, name) for o in same]
-            if mine != usual([getattr(e, name) for e in experiments]) or _undecided(others):
-                label += f" {name}={mine}"
+            if _names(experiment, name, experiments):
+                label += f" {name}={getattr(experiment, name)}"
         for name, mine in _peculiar(experiment, experiments).items():
             label += f" {name}={mine}"
         if label in made:
@@ -206,6 +201,14 @@ def _undecided(values: Sequence[Any]) -> bool:
     return any(value != most and values.count(value) == values.count(most) for value in values)
 
 
+def _names(experiment: Experiment, field: str, experiments: Sequence[Experiment]) -> bool:
+    """Whether its label gives its value of a field, rather than leaving that to the title."""
+    if getattr(experiment, field) != usual([getattr(e, field) for e in experiments]):
+        return True
+    label = experiment.algorithm.label
+    return _undecided([getattr(e, field) for e in experiments if e.algorithm.label == label])
+
+
 def _peculiar(experiment: Experiment, experiments: Sequence[Experiment]) -> dict[str, Any]:
     """The hyper-parameters that are not the algorithm's defaults, unless all experiments that have
     them share them or the label already shows them."""
@@ -230,7 +233,9 @@ def title(experiments: Sequence[Experiment], seeds: int, *more: str) -> str:
     said += [
         f"{name} {most[name]}"
         for name in differing(experiments)
-        if name not in shown and most[name] not in more
+        if name not in shown
+        and most[name] not in more
+        and not all(_names(e, name, experiments) for e in experiments)
     ]
     return ", ".join([*said, f"{seeds} seed{'s' * (seeds > 1)}"])
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from parley.algorithms import Algorithm
 from parley.data_sizes import Sizes
+from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.schedule import RateFunction, own_factor, parse_schedule
 
@@ -34,6 +35,12 @@ class Pace:
             self.epochs = min(self.epochs, experiment.max_steps / steps_per_epoch)
         self._lr = parse_schedule(experiment.lr_decay, "lr_decay", lr_decay)
         self._gamma = parse_schedule(experiment.gamma_decay, "gamma_decay", gamma_decay)
+        for field, schedule in (("lr_decay", self._lr), ("gamma_decay", self._gamma)):
+            if schedule.warmup > self.epochs:
+                because = f"the warm-up is longer than the run of {experiment.max_steps} steps, "
+                because += f"which are {self.epochs:.4g} epochs"
+                valid = f"warmup up to {self.epochs:.4g}, or more steps"
+                raise BadValue(field, getattr(experiment, field), valid, because)
 
     def lr(self, step: int) -> float:
         """The learning rate in a step, counted from 0."""

@@ -219,8 +219,9 @@ class Run:
         while not self.is_over:
             while self.step < self.pace.end_of(self.epoch + 1):
                 started = time.perf_counter()
-                hood, batch = self.hood.at(self.step), self.batches.at(self.step)
                 algorithm, lr = self.pace.algorithm(self.step), self.pace.lr(self.step)
+                hood = self.hood.at(self.step, algorithm.rounds_before(self.step))
+                batch = self.batches.at(self.step)
                 before_AD = self._before_the_step()
                 self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
                 self._follow_statistics(before_AD, batch)

@@ -150,7 +150,8 @@ class TestRefusals:
         ],
     )
     def test_it_says_why(self, name: str, why: str) -> None:
-        with pytest.raises(BadValue, match=rf"local_steps: 4 is not valid \(.*{why}"):
+        instead = "valid: an algorithm that can take local steps: dpsgd, qgm, "
+        with pytest.raises(BadValue, match=rf"local_steps: 4 is not valid \(.*{why}.*; {instead}"):
             build(name, {"local_steps": 4})
 
     def test_averaging_first(self) -> None:

@@ -179,6 +179,8 @@ class TestNames:
             ("adam+adamw", "adam and adamw are both the update rule"),
             ("ngc+sam", "ngc and sam are both the gradient rule"),
             ("dpsgd+adamm", "did you mean 'adam'"),
+            ("dmsgd+adamw", r"dmsgd is an algorithm of its own, not a part\); valid: dmsgd alone"),
+            ("sgp+lion", r"a whole recipe, push-sum\); valid: push-sum\+lion"),
         ],
     )
     def test_what_does_not_fit(self, name: str, words: str) -> None:

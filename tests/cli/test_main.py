@@ -1,5 +1,6 @@
 """Mistakes, help, and the command in a process of its own."""
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import pytest
 
 from parley import Experiment
 from parley.algorithms import ALGORITHMS
+from parley.cli.main import COMMANDS
 from parley.version import full_version
 from tests.cli.test_train import SMALL, SUMMARY
 
@@ -180,6 +182,19 @@ def test_help_teaches(command):
         code, out, _ = command(f"{name} --help")
         assert code == 0 and "Usage: parley" in out
     assert command("--version") == (0, f"{full_version()}\n", "")
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fills_the_lines_of_the_terminal(command, name):
+    """Lines break where the terminal ends, not where those of the source do."""
+    code, out, _ = command(f"{name} --help")
+    assert code == 0 and "<bool>" not in out
+    prose = out.partition("╭")[0].splitlines()
+    for line, after in itertools.pairwise(prose):
+        fits = len(line.rstrip()) + len(f" {after.strip()}".split(" ")[1]) < 78
+        assert not (line.strip() and after.strip() and fits) or after.strip().startswith(
+            ("(", "parley ")
+        )
 
 
 def shown_help(command_, name):

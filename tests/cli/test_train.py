@@ -97,6 +97,11 @@ def test_without_a_folder_a_new_one_is_made(command):
         assert Path(f"runs/ngc-digits-00{number}/summary.json").exists()
 
 
+def test_a_new_folder_has_a_name_that_every_system_allows(command):
+    code, out, _ = command(f"train {SMALL} --algorithm ngc+topk:0.1")
+    assert code == 0 and "runs/ngc+choco+topk-0.1-digits-001" in out
+
+
 def test_ctrl_c_says_how_to_continue(command, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt

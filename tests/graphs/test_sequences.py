@@ -298,6 +298,48 @@ def test_the_same_graph_in_every_round_is_that_graph(algorithm: Algorithm) -> No
         assert torch.equal(hoods[0].transport.sent[kind], hoods[1].transport.sent[kind])
 
 
+def test_with_local_steps_each_averaging_has_the_next_graph() -> None:
+    """Turns by steps would leave out two of these three graphs for good."""
+    topology, tau = tp.one_peer_exponential(5), 3
+    assert topology.period == tau
+    hood = small.hood(topology)
+    got, _ = small.trajectory(DPSGD(local_steps=tau), hood, STEPS)
+    source = small.batches(hood.placement)
+    x_AD = torch.stack([hood.task.start()] * 5)
+    for step in range(STEPS):
+        x_AD = x_AD - small.rate(step) * hood.gradient(x_AD, source.at(step)).g_AD
+        if step % tau == tau - 1:
+            x_AD = torch.tensor(topology.at(step // tau).weights) @ x_AD
+        torch.testing.assert_close(got[step + 1], x_AD, rtol=0, atol=1e-10)
+
+
+def test_skewscout_uses_all_graphs_however_rarely_it_averages() -> None:
+    """After the second step it averages in every third; three graphs in turn give the mean."""
+    hood = small.hood(tp.one_peer_exponential(8))
+    algorithm = build("skewscout", {"tolerance": 1.0, "travels": 1, "longest": 3})
+    x_AD, source = torch.eye(8, hood.task.size, dtype=torch.float64), small.batches(hood.placement)
+    state = algorithm.init(x_AD, hood)
+    for step in range(STEPS):
+        then = hood.at(step, algorithm.rounds_before(step))
+        state = algorithm.step(state, then, source.at(step), 0.0).state
+    torch.testing.assert_close(state.x_AD, x_AD.mean(0).expand_as(x_AD), rtol=0, atol=1e-12)
+
+
+def test_a_pair_of_swarmsgd_stays_together_for_its_local_steps() -> None:
+    hood = small.hood(tp.matchings(8, 7, seed=1))
+    algorithm, source = build("swarmsgd", {"local_steps": 4}), small.batches(hood.placement)
+    state = algorithm.init(torch.stack([hood.task.start()] * 8), hood)
+    busy = []
+    for step in range(STEPS):
+        then = hood.at(step, algorithm.rounds_before(step))
+        state, _, active_A = algorithm.step(state, then, source.at(step), 0.1)
+        assert active_A is not None
+        busy.append(tuple(active_A.nonzero().flatten().tolist()))
+    pairs = busy[::4]
+    assert busy == [pair for pair in pairs for _ in range(4)]
+    assert all(len(pair) == 2 for pair in pairs) and len(set(pairs)) > 1
+
+
 def test_bytes_are_those_of_each_rounds_edges() -> None:
     topology = tp.base(5, 1)
     hood = small.hood(topology, torch.float32)

@@ -20,7 +20,7 @@ from parley.results.page import page as report_page
 from parley.results.read import read_run
 from parley.store.status import held
 from parley.sweep import compare
-from parley.sweep.compare import FIGURES, jobs, labels, parse_algorithms
+from parley.sweep.compare import FIGURES, jobs, labels, parse_algorithms, title
 from parley.sweep.jobs import Job
 from tests.processes import Command, recorded, records
 
@@ -139,7 +139,7 @@ def test_the_rate_behind_a_name_is_trained_with(command):
         " --parallel 1 --out all"
     )
     assert code == 0
-    assert "lr 0.2, 1 seed" in " ".join(out.split())  # the title says what holds where no row does
+    assert "skew:1, 1 epoch, 1 seed" in " ".join(out.split())  # every row names its rate
     table = Path("all/table.md").read_text().splitlines()[2:]
     names = ["D-PSGD epochs=1 lr=0.2", "NGC lr=0.01", "D-PSGD epochs=2 lr=0.05"]
     assert [line.split("|")[1].strip() for line in table] == names
@@ -193,6 +193,14 @@ def test_labels_tell_apart_what_differs():
     ]  # fmt: skip
     with pytest.raises(BadValue, match="given twice"):
         labels(experiments("ngc,ngc:alpha=1.0"))
+
+
+def test_the_title_says_only_what_rows_leave_to_it():
+    each = experiments("dpsgd:lr_decay=constant,dpsgd:lr_decay=cosine:warmup=2")
+    assert labels(each) == ["D-PSGD lr_decay=constant", "D-PSGD lr_decay=cosine:warmup=2"]
+    assert "lr_decay" not in title(each, 1)
+    some = experiments("dpsgd:lr=0.2,ngc:lr=0.1,cga:lr=0.2")
+    assert labels(some) == ["D-PSGD", "NGC lr=0.1", "CGA"] and ", lr 0.2, " in title(some, 1)
 
 
 def test_every_run_has_a_folder_of_its_own(tmp_path):
