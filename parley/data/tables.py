@@ -5,6 +5,7 @@ How is kept as a `Form`, so that others than the run can prepare their tables al
 read as they are; `parley.data.standard` standardises them, once it is known which rows are for
 training. Axes: n rows, f inputs."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from parley.errors import BadValue
 FILES = (".csv", ".parquet")
 MOST_VALUES = 100
 """Different texts in a column that becomes inputs."""
+FEW_NUMBERS = 10
+"""Different numbers in a column of text that may be codes; if there are more, it is a column of
+numbers in which something else was written, such as ? for what is not known."""
 MOST_CLASSES = 10_000
 ONE_ROW_EACH = "a table with a header and one row per sample"
 DROP = "; --data-option drop={} leaves the column out"
@@ -209,6 +213,12 @@ def _formed(name: str, tables: Mapping[str, Any], alone: bool) -> Column:
             because = "is text, and its values in the other agents' tables are not known here"
             raise BadValue("data", where, f"numbers{remedy}", f"column {name} {because}")
         values = sorted({t for where, column in found for t in _texts(column, name, where)})
+        digits = [value for value in values if _is_number(value)]
+        if FEW_NUMBERS < len(digits) < len(values) < 2 * len(digits):
+            odd = next(value for value in values if not _is_number(value))
+            where, row = _first(found, name, odd)
+            valid = f"a number in every cell{remedy}"
+            raise _wrong(where, row, name, valid, f"it is {odd!r}, and most others are numbers")
         if len(values) > MOST_VALUES:
             because = f"column {name} is text with {len(values)} different values"
             valid = f"numbers, or text with at most {MOST_VALUES} values{remedy}"
@@ -325,6 +335,19 @@ def _numbers(column: Any, name: str, where: str, remedy: str = "") -> np.ndarray
         valid = f"a value in every cell{remedy.format(name)}"
         raise _wrong(where, int(bad[0]), name, valid, found)
     return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _first(found: Iterable[tuple[str, Any]], name: str, text: str) -> tuple[str, int]:
+    """Where a text occurs, and in which row."""
+    each = ((where, _texts(column, name, where)) for where, column in found)
+    return next((where, texts.index(text)) for where, texts in each if text in texts)
 
 
 def _strange_type(column: Any, name: str, where: str, valid: str) -> BadValue:

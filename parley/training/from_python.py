@@ -10,6 +10,7 @@ from torch import nn
 
 from parley import data as datasets
 from parley import graphs as topologies
+from parley.compute.losses import AUTO
 from parley.compute.task import Loss, cross_entropy
 from parley.data import Samples, Transform, standard, tables
 from parley.data.from_python import open_table, reads_options
@@ -19,7 +20,7 @@ from parley.data.targets import classes_in
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
-from parley.measures import CLASSIFICATION
+from parley.measures import CLASSIFICATION, OWN
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from parley.training.problem import Problem
@@ -49,6 +50,11 @@ def scored(
     functions, and which options they are."""
     functions: dict[str, Function] = {}
     named: list[str] = []
+    if callable(task := options.get("task")):  # short for the task own, and this loss
+        if loss not in (None, AUTO):
+            given = loss if isinstance(loss, str) else name_of(loss)
+            raise BadValue("loss", given, "none: the task is a loss already")
+        loss, options["task"] = task, OWN
     for metric in [metrics] if isinstance(metrics, str) or callable(metrics) else metrics:
         if isinstance(metric, str):
             named += [metric] * bool(metric)

@@ -175,6 +175,9 @@ def test_other_things_that_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "dated", "parquet", train=dated, test=dated)
     with pytest.raises(BadValue, match=r"column when has the type timestamp.*drop=when"):
         load(str(folder), options={"target": "outcome", "drop": "name"})
+    odd = write(tmp_path / "odd", all=gap("age", "?")) / "all.csv"
+    with pytest.raises(BadValue, match=r"row 5, column age: it is '\?', and most others are numb"):
+        load(str(odd), options=OPTIONS)
     one = write(tmp_path / "one", all=frame()) / "all.csv"
     with pytest.raises(BadValue, match=r"data.target: '' is not valid .*columns name, age"):
         load(str(one))
