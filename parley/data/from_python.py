@@ -51,6 +51,11 @@ def from_user(
                 f"inputs like agent {agents[0]}'s: {described(first)}{_remedy(first, one.inputs)}",
                 because=f"its inputs are {described(one.inputs)}",
             )
+        wanted = samples[0].targets
+        if one.targets.shape[1:] != wanted.shape[1:]:
+            valid = f"targets like agent {agents[0]}'s: {described(wanted)}"
+            because = f"its targets are {described(one.targets)}"
+            raise BadValue("data", f"agent {agent}", valid, because)
     return samples
 
 
@@ -138,6 +143,8 @@ def _from_user(dataset: Any, agent: int, task: str, options: Options) -> Samples
         raise wrong("as many inputs as targets", found)
     if not len(targets):
         raise wrong("at least one sample", "it is empty")
+    if inputs.is_complex() or targets.is_complex():
+        raise wrong("real numbers", "it has complex ones")
     try:
         targets = fitted(task, targets)
     except Wrong as error:

@@ -16,7 +16,7 @@ from parley.data import Samples, Transform, standard, tables
 from parley.data.from_python import open_table, reads_options
 from parley.data.options import Options
 from parley.data.preparation import Preparation
-from parley.data.targets import classes_in
+from parley.data.targets import classes_in, described
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
@@ -167,8 +167,10 @@ def held_out(
         raise BadValue("test", type(test).__name__, valid, str(error)) from None
     ours, theirs = samples.inputs, like.inputs
     if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
-        because = f"its inputs are {ours.dtype} of shape {list(ours.shape[1:])}, theirs "
-        because += f"{theirs.dtype} of shape {list(theirs.shape[1:])}"
+        because = f"its inputs are {described(ours)}, theirs {described(theirs)}"
+        raise BadValue("test", type(test).__name__, valid, because)
+    if samples.targets.shape[1:] != like.targets.shape[1:]:
+        because = f"its targets are {described(samples.targets)}, theirs {described(like.targets)}"
         raise BadValue("test", type(test).__name__, valid, because)
     return samples
 
