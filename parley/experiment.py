@@ -94,7 +94,7 @@ class Experiment(Checked, BaseModel):
     task: str = measures.CLASSIFICATION
     """The kind of problem: classification, binary (one or two logits), multilabel, regression,
     segmentation (a class for each pixel), language-model (the next token), or own, with your own
-    loss."""
+    loss, for which the loss itself may stand: module:function."""
     loss: str = losses.AUTO
     """The loss: auto, the task's default; for regression also mse, mae or huber; or your own
     function of (outputs, targets), as module:function."""
@@ -245,6 +245,10 @@ class Experiment(Checked, BaseModel):
             flat.setdefault("partition", OWN)
         elif flat.get("task", measures.CLASSIFICATION) not in CLASSES:
             flat.setdefault("partition", "iid")
+        if is_code(str(task := flat.get("task"))):  # short for the task own, and this loss
+            if flat.get("loss", losses.AUTO) not in (losses.AUTO, task):
+                raise BadValue("loss", flat["loss"], "none: the task is a loss already")
+            flat |= {"task": OWN, "loss": task}
         if "loss" in _list(flat.get("from_python", ())):
             flat["loss"] = OWN
         if "agents" not in flat and isinstance(flat.get("topology"), str):
@@ -317,6 +321,9 @@ class Experiment(Checked, BaseModel):
         elif self.loss == OWN and "loss" not in self.from_python:
             raise BadValue("loss", OWN, "your own function, as module:function")
         losses.check_settings(self.task, own, self.class_weights, self.label_smoothing)
+        if self.ignore_index != IGNORED and self.task not in (*measures.EACH_PLACE, OWN):
+            because = f"the task {self.task} has neither pixels nor tokens"
+            raise BadValue("ignore_index", self.ignore_index, str(IGNORED), because)
         losses.parse_weights(self.class_weights)
         if self.algorithm.needs_accuracy and self.task not in measures.KNOWN["accuracy"].tasks:
             listed = ", ".join(measures.KNOWN["accuracy"].tasks)

@@ -38,6 +38,8 @@ PERSONAL = ("personal_agents", "personal_mean_model_agents")
 and how the averaged one does."""
 
 LABELS = (CLASSIFICATION, BINARY, MULTILABEL)
+EACH_PLACE = (SEGMENTATION, LANGUAGE_MODEL)
+"""Tasks that ask for an answer at every pixel or token."""
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,12 @@ def allow(modules: Iterable[str]) -> None:
 
 
 def allow_named(options: Mapping[str, Any]) -> None:
-    """Allows the modules of the model, the loss and the metrics in these options: for what a user
-    of this host has typed or written in a program, which names the code it wants to run."""
+    """Allows the modules of the model, task, loss and metrics in these options: for what a user of
+    this host has typed or written in a program, which names the code it wants to run."""
     named = {field: value for field, value in options.items() if isinstance(value, str)}
     metrics = named.get("metrics", "").split(",")
     bare = [name.strip().removesuffix(":lower").removesuffix(":higher") for name in metrics]
-    names = [named.get("model", ""), named.get("loss", ""), *bare]
+    names = [*(named.get(field, "") for field in ("model", "task", "loss")), *bare]
     allow(module_of(name) for name in names if is_code(name))
 
 

@@ -329,3 +329,9 @@ def test_the_ends_of_what_is_valid_are_valid(tmp_path: Path) -> None:
         patience=0.1, threads=1024, workers=10_000, evaluate_every=10**6, start_agent=99_999,
     )  # fmt: skip
     assert Experiment.from_toml(made.to_toml()) == made
+
+
+def test_an_ignored_class_is_for_pixels_and_tokens() -> None:
+    assert Experiment.of(task="segmentation", ignore_index=255).ignore_index == 255
+    with pytest.raises(BadValue, match=r"ignore_index: 3 .*classification has neither pixels"):
+        Experiment.of(ignore_index=3)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from parley import data as datasets
 from parley.api.runs import Result, result_of
@@ -16,6 +16,7 @@ from parley.cluster.worker import Load, Watcher
 from parley.compute.task import Loss
 from parley.data import Samples
 from parley.data.from_python import numbered
+from parley.data.options import Options
 from parley.data.preparation import Preparation
 from parley.data.targets import CLASSES, NAMED, classes_in
 from parley.errors import BadValue
@@ -57,7 +58,8 @@ def join(
     `data`, `loss` and `metrics` take the place of what the experiment names and must be given at
     every peer alike: `data` has a dataset for each agent of this peer, `test` is this peer's part
     of the test set, or one for each of its agents (left out: its training data), and `classes`
-    their number or names, where the task has classes. `keys` is the folder
+    their number or names, where the task has classes and the experiment's ``data_options`` name
+    neither ``labels`` nor several target columns. `keys` is the folder
     with this peer's key, `host` its ``host.toml``. Code that the experiment names as
     ``module:function`` is imported if `allow_code` or ``host.toml`` lists its module. All else is
     as for `parley.train`.
@@ -131,29 +133,39 @@ def _own_samples(
     each = [test.get(agent) for agent in agents] if isinstance(test, Mapping) else test
     mine: Any = [data[agent] for agent in agents]
     told = {"data_options": of_data, "task": task}
-    mine, each, table = from_python.from_tables(mine, each, told, alone=True)
+    mine, each, table = from_python.from_tables(mine, each, told, agents)
     samples = datasets.from_user(mine, agents, task, of_data)
     tests = samples if each is None else from_python.test_sets(each, samples, task, of_data)
-    targets = [part.targets for part in [*samples, *tests]]
-    names = _names(classes, task, targets, experiment.ignore_index)
+    if table is not None and task not in CLASSES:  # the columns have names
+        if classes is not None:
+            listed = ", ".join(table.class_names)
+            raise BadValue("classes", classes, "none", f"they are the target columns {listed}")
+        return _Mine(samples, tests, table.class_names, Preparation(table=table.form))
+    found = classes_in(task, [p.targets for p in [*samples, *tests]], experiment.ignore_index)
+    names = _names(classes, task, found, Options.of(of_data).told.labels)
     if table is None:
         return _Mine(samples, tests, names)
-    if task in CLASSES:
-        found = table.class_names
-        samples, tests = (numbered(parts, found, names, me) for parts in (samples, tests))
+    classes_here = table.class_names
+    samples, tests = (numbered(parts, classes_here, names, me) for parts in (samples, tests))
     return _Mine(samples, tests, names, Preparation(table=table.form))
 
 
 def _names(
-    classes: int | Sequence[str] | None, task: str, targets: Sequence[Tensor], ignored: int
+    classes: int | Sequence[str] | None, task: str, found: tuple[str, ...], labels: Sequence[str]
 ) -> tuple[str, ...]:
-    found = classes_in(task, targets, ignored)
+    """What classes are called: as the program says, or else the experiment."""
     if task not in NAMED:
         return found
     valid = "their number or their names, the same at every peer"
-    if classes is None:
-        raise BadValue("classes", None, valid, "your own data need them")
-    names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+    given = classes or labels
+    if not given:
+        raise BadValue("classes", classes, valid, "your own data need them")
+    if isinstance(given, str):
+        raise BadValue("classes", classes, valid, "it is text, not a list of names")
+    names = tuple(map(str, range(given) if isinstance(given, int) else given))
+    if labels and names != tuple(labels):
+        because = "data_options.labels in the experiment has others"
+        raise BadValue("classes", list(names), f"none, or {', '.join(labels)}", because)
     if len(names) < 1 + (task in CLASSES) or len({*names}) < len(names):
         raise BadValue("classes", classes, valid, "at least two, all different")
     if len(found) > len(names):

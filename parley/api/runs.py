@@ -209,7 +209,7 @@ def _described(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
-    allow_named({"model": model})  # the program itself has named it
+    allow_named({"model": model, "task": options.get("task")})  # the program itself has named them
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
     for name, schedule in schedules.items():
         check_function(name, schedule, "epoch", "epochs")
@@ -232,9 +232,8 @@ def _described(
         if len(own_data) != (agents := experiment.agents):
             raise BadValue("data", f"{len(own_data)} datasets", f"one for each of {agents} agents")
         tests = from_python.test_sets(test, own_data, experiment.task, experiment.data_options)
-        load = partial(from_python.problem_of_own_data, graph, build, scored, own_data, tests)
-    if table is not None:
-        load = partial(from_python.with_table, load, table)
+        parts = partial(from_python.problem_of_own_data, graph, build, scored, own_data, tests)
+        load = partial(parts, table)
     return experiment, partial(from_python.with_schedules, load, schedules) if schedules else load
 
 

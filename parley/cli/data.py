@@ -10,6 +10,7 @@ from parley import data as datasets
 from parley.cli.flags import given_options, takes_experiment
 from parley.cli.options import Json, Picture, check_picture
 from parley.cli.screen import heading, screen
+from parley.data import targets
 from parley.experiment import Experiment
 from parley.results.holdings import partition_picture
 from parley.results.table import Table
@@ -20,7 +21,15 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 @app.command("data")
 @takes_experiment(
-    "agents", "topology", "partition", "fraction", "validation", "seed", "data_root", "data_options"
+    "agents",
+    "topology",
+    "partition",
+    "fraction",
+    "validation",
+    "seed",
+    "data_root",
+    "data_options",
+    "task",
 )
 def show_data(
     name: Annotated[
@@ -54,30 +63,32 @@ def show_data(
     check_picture(picture)
     asked = Experiment.of(**given_options(flags), data=name)
     found = problem(asked)
-    classes = found.class_names
-    held = np.stack([np.bincount(s.targets, minlength=len(classes)) for s in found.samples])
+    outputs = len(found.class_names)
+    classes = tuple(targets.held_names(asked.task, found.class_names))
+    held = np.array([targets.held(asked.task, s.targets, outputs) for s in found.samples])
+    sizes = [len(samples) for samples in found.samples]
     shape = found.test.inputs.shape[1:]
     if picture:
         partition_picture(held, picture, classes)
     if json_:
         about = {
-            "data": name, "train": int(held.sum()), "test": len(found.test), "shape": list(shape),
+            "data": name, "train": sum(sizes), "test": len(found.test), "shape": list(shape),
             "classes": classes, "agents": asked.agents, "partition": asked.partition,
             "held": held.tolist(), "note": found.note,
         }  # fmt: skip
         print(json.dumps(about))
         return
     size = "×".join(map(str, shape))
-    title = f"{name}: {held.sum():,} training and {len(found.test):,} test samples, {size}"
+    title = f"{name}: {sum(sizes):,} training and {len(found.test):,} test samples, {size}"
     heading(title)
-    screen.print(_holdings_table(held, classes).terminal())
+    screen.print(_holdings_table(held, classes, sizes).terminal())
     if found.note:
         screen.print(f"note: {found.note}", highlight=False)
     if picture:
         screen.print(f"drawn to {picture}", highlight=False, soft_wrap=True)
 
 
-def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
+def _holdings_table(held: np.ndarray, classes: tuple[str, ...], sizes: list[int]) -> Table:
     """One column per class or, if that is too wide, a list of what each agent holds."""
     wide = 14 + sum(2 + max(len(name), len(str(held.max()))) for name in classes) <= screen.width
     rows = []
@@ -85,6 +96,6 @@ def _holdings_table(held: np.ndarray, classes: tuple[str, ...]) -> Table:
         cells = [str(count) if count else "·" for count in counts]
         if not wide:
             cells = [", ".join(f"{classes[c]}: {counts[c]}" for c in np.flatnonzero(counts))]
-        rows.append([str(agent), *cells, str(counts.sum())])
+        rows.append([str(agent), *cells, str(sizes[agent])])
     headings = ["agent", *(classes if wide else ("holds",)), "all"]
     return Table(headings, rows, frozenset({0}) if wide else frozenset({0, 1}))

@@ -173,12 +173,12 @@ def _load_table(place: Path | str, looked: str, recipe: Recipe, needs_test: bool
         listed = tables.columns_in(parts.values())
         because = f"{name} is a table, with the columns {listed}"
         raise BadValue("data.target", "", "the column to predict", because)
-    told = tables.Told.of(options.target, options.drop, options.standardise)
+    told = options.told
     rows = next(iter(parts.values()))
     if recipe.group:  # says who holds a row, and is no input
         groups = groups_of(rows, recipe, name)
         told = told._replace(dropped=(*told.dropped, recipe.group))
-    found = tables.read(parts, told, recipe.task, 1, recipe.alone)
+    found = tables.read(parts, told, recipe.task, recipe.alone)
     if needs_test and len(parts) < 2:
         valid = "a folder with train.csv and test.csv (or .parquet), or --validation 0.2"
         raise BadValue("data", name, valid, "it has no test rows")

@@ -51,6 +51,11 @@ def from_user(
                 f"inputs like agent {agents[0]}'s: {described(first)}{_remedy(first, one.inputs)}",
                 because=f"its inputs are {described(one.inputs)}",
             )
+        wanted = samples[0].targets
+        if one.targets.shape[1:] != wanted.shape[1:]:
+            valid = f"targets like agent {agents[0]}'s: {described(wanted)}"
+            because = f"its targets are {described(one.targets)}"
+            raise BadValue("data", f"agent {agent}", valid, because)
     return samples
 
 
@@ -86,6 +91,22 @@ def reads_options(dataset: Any) -> bool:
     return is_dataset(dataset) or tables.is_frame(dataset)
 
 
+def is_table(dataset: Any, options: Options) -> bool:
+    """Whether a dataset is read as a table."""
+    return tables.is_frame(dataset) or (is_dataset(dataset) and bool(options.target))
+
+
+def open_table(dataset: Any, where: str, options: Options) -> Any:
+    """A table of Arrow, if it is one and the options name a column to predict."""
+    if not is_table(dataset, options):
+        because = f"it is a {type(dataset).__name__}, and the training data are a table"
+        raise BadValue("data", where, "a pandas frame or a Hugging Face dataset", because)
+    if not options.target:
+        listed = ", ".join(map(str, dataset.columns))
+        raise BadValue("data.target", "", f"the column to predict, of {listed}", "it is a table")
+    return tables.opened(dataset, where)
+
+
 def _from_user(dataset: Any, agent: int, task: str, options: Options) -> Samples:
     def wrong(valid: str, because: str = "") -> BadValue:
         return BadValue("data", f"agent {agent}", valid, because)
@@ -94,15 +115,9 @@ def _from_user(dataset: Any, agent: int, task: str, options: Options) -> Samples
         pair: Any = (dataset.inputs, dataset.targets)
     elif isinstance(dataset, tuple | list) and len(dataset) == 2:
         pair = dataset
-    elif tables.is_frame(dataset) or (is_dataset(dataset) and options.target):
-        where = f"agent {agent}"
-        if not options.target:
-            listed = ", ".join(map(str, dataset.columns))
-            raise BadValue(
-                "data.target", "", f"the column to predict, of {listed}", "it is a table"
-            )
-        told = tables.Told.of(options.target, options.drop, options.standardise)
-        pair = tables.read({where: tables.opened(dataset, where)}, told, task, 1, True).pairs[0]
+    elif is_table(dataset, options):
+        open_table(dataset, f"agent {agent}", options)
+        raise wrong("tables only, or none", "it is a table, and other data are not")
     elif is_dataset(dataset):
         columns = columns_of(dataset, f"agent {agent}", options.label, options.input)
         if columns.are_texts:
@@ -128,11 +143,14 @@ def _from_user(dataset: Any, agent: int, task: str, options: Options) -> Samples
         raise wrong("as many inputs as targets", found)
     if not len(targets):
         raise wrong("at least one sample", "it is empty")
+    if inputs.is_complex() or targets.is_complex():
+        raise wrong("real numbers", "it has complex ones")
     try:
         targets = fitted(task, targets)
     except Wrong as error:
         raise wrong(error.valid, error.found) from None
-    if inputs.dtype != torch.uint8:
+    to_be_standardised = isinstance(dataset, Samples) and inputs.dtype == torch.float64
+    if inputs.dtype != torch.uint8 and not to_be_standardised:
         whole = not (inputs.is_floating_point() or inputs.dtype == torch.bool)
         inputs = inputs.to(torch.int64 if whole else torch.float32)
     return Samples(inputs.contiguous(), targets.contiguous())

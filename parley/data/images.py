@@ -46,8 +46,11 @@ def opened(encoded: Any) -> Image.Image:
             image: Image.Image = Image.open(io.BytesIO(content), formats=FORMATS)
         check_size(*image.size)  # before a pixel is decoded
         image.load()
+        if image.mode.startswith(("I", "F")):
+            # Pillow would cut all values off at 255, and which range matters is not known here.
+            raise NoImage("more than 8 bits per pixel; scale its values to 0..255 before")
         if image.mode not in ("L", "RGB"):
-            image = image.convert("L" if image.mode == "1" else "RGB")
+            image = image.convert("L" if image.mode in ("1", "LA") else "RGB")
     except NoImage:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
@@ -110,3 +113,8 @@ def _content(encoded: Any) -> bytes:
     if len(content) > MOST_BYTES:
         raise NoImage(f"more than {MOST_BYTES >> 20} MB")
     return content
+
+
+def save_grey(values: NDArray[np.uint8], path: Path) -> None:
+    """Writes [h, w] values as a PNG, whatever the name of the file ends in."""
+    Image.fromarray(values).save(path, format="PNG")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from parley.data.preparation import Preparation
+from parley.data.tables import Told
 from parley.errors import BadValue, unknown_name
 
 MOST = 1_000_000
@@ -37,8 +38,8 @@ class Options:
     standardise: bool = True
     """For tables: whether columns of numbers are standardised, or used as they are."""
     labels: str = ""
-    """For agents with their own data: the names of all classes, comma-separated, if an agent may
-    lack some of them."""
+    """For tables, and for agents with their own data: the names of all classes, comma-separated,
+    if an agent may lack some of them."""
     resize: int = field(default=0, metadata={"most": MOST_SIDE})
     """For images of different sizes: they are scaled until their shorter side has this many pixels,
     then cropped to their central square."""
@@ -52,6 +53,11 @@ class Options:
     def preparation(self) -> Preparation:
         """What these options do to files of images."""
         return Preparation(self.resize, self.crop)
+
+    @property
+    def told(self) -> Told:
+        """What they say about tables."""
+        return Told.of(self.target, self.drop, self.standardise, self.labels)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Options":

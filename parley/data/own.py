@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from parley.data import tables
-from parley.data.from_python import from_user, numbered
+from parley.data.from_python import from_user, is_table, numbered, open_table
 from parley.data.options import Options
 from parley.data.preparation import AS_IS, Preparation
 from parley.data.samples import Samples
@@ -183,9 +183,9 @@ def _call(
     if "train" not in parts or set(parts) - {"train", "test", "labels"}:
         found = f"it returned {', '.join(map(str, parts)) or 'nothing'}"
         raise wrong(found, "a dataset, or a dict of train, test and labels")
-    given = parts.get("test")
-    if tables.is_frame(parts["train"]):
-        return _framed(agent, parts, task, Options.of(options or {}))
+    given, chosen = parts.get("test"), Options.of(options or {})
+    if is_table(parts["train"], chosen):
+        return _framed(agent, parts, task, chosen)
     [train] = from_user([parts["train"]], [agent], task, options)
     test = None if given is None else from_user([given], [agent], task, options)[0]
     held = [part.targets for part in (train, test) if part is not None]
@@ -194,20 +194,16 @@ def _call(
     if len(counted) > len(names):
         because = f"it has class {len(counted) - 1} but only {len(names)} labels"
         raise wrong(because, "a label for every class")
-    return _One(train, test, names, Options.of(options or {}).preparation)
+    return _One(train, test, names, chosen.preparation)
 
 
 def _framed(agent: int, parts: Mapping[str, Any], task: str, options: Options) -> _One:
-    """Pandas frames of one agent; their classes have names already."""
-    if not options.target:
-        listed = ", ".join(map(str, parts["train"].columns))
-        raise BadValue("data.target", "", f"the column to predict, of {listed}", "it is a table")
-    given = {f"agent {agent}": parts["train"], f"agent {agent}, test": parts.get("test")}
-    opened = {
-        where: tables.opened(each, where) for where, each in given.items() if each is not None
-    }
-    told = tables.Told.of(options.target, options.drop, options.standardise)
-    found = tables.read(opened, told, task, 1, alone=True)
+    """Tables of one agent; their classes have names already."""
+    given = {f"agent {agent}": parts["train"]}
+    if parts.get("test") is not None:
+        given[f"agent {agent}, test"] = parts["test"]
+    opened = {where: open_table(each, where, options) for where, each in given.items()}
+    found = tables.read(opened, options.told, task, alone=True)
     names = tuple(map(str, parts.get("labels") or found.class_names))
     made = [Samples(inputs, targets) for inputs, targets in found.pairs]
     if task in CLASSES:

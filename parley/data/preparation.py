@@ -52,6 +52,8 @@ class Expected:
     dtype: str
     """uint8 (images), float32, or int32 and int64 (token IDs)."""
     preparation: Preparation = AS_IS
+    shorter: bool = False
+    """Whether rows of fewer tokens fit as well, as they do a language model."""
 
     @property
     def tokens(self) -> bool:
@@ -76,6 +78,11 @@ class Expected:
                 labels, part = [one], self._image(Path(one))
             names += labels
             found.append(part)
+        for one, part in zip(given, found, strict=True):
+            if part.shape[1:] != found[0].shape[1:]:
+                because = f"its rows have {part.shape[1]} tokens"
+                valid = f"rows as long as those of {given[0]}: {found[0].shape[1]} tokens"
+                raise self._wrong(one, valid, because)
         return names, torch.cat(found)
 
     def _array(self, path: Path) -> Tensor:
@@ -91,7 +98,10 @@ class Expected:
         except Exception:  # each of NumPy, zip and its ways to compress has its own
             valid = "a NumPy array of numbers"
             raise self._wrong(str(path), valid, "truncated, damaged or another format") from None
-        return torch.from_numpy(made).to(getattr(torch, self.dtype))
+        values = torch.from_numpy(made).to(getattr(torch, self.dtype))
+        if values.is_floating_point() and not bool(values.isfinite().all()):
+            raise self._wrong(str(path), "finite numbers", "some are NaN or infinite")
+        return values
 
     def _unzipped(self, path: Path, file: BinaryIO) -> NDArray[Any]:
         with ZipFile(file) as held:
@@ -112,9 +122,13 @@ class Expected:
         header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
         shape, by_columns, dtype = header[major](file)
         self._check_kind(path, dtype)
-        shape = (1, *shape) if shape == self.shape else shape
-        if shape[1:] != self.shape or not 1 <= shape[0] <= MOST_INPUTS:
-            valid = f"an array of shape {list(self.shape)}, or of several such inputs"
+        shape = (1, *shape) if shape == self.shape or len(shape) == self.shorter else shape
+        fits = shape[1:] == self.shape
+        if self.shorter and len(shape) == 2:
+            fits = 1 <= shape[1] <= self.shape[0]
+        if not fits or not 1 <= shape[0] <= MOST_INPUTS:
+            fewer = ", or with fewer tokens" if self.shorter else ""
+            valid = f"an array of shape {list(self.shape)}, or of several such inputs{fewer}"
             raise self._wrong(str(path), valid, f"its shape is {list(shape)}")
         content = file.read(math.prod(shape) * dtype.itemsize)
         values: NDArray[Any] = np.frombuffer(content, dtype)

@@ -91,6 +91,9 @@ def load(
     source = SOURCES.get(name)
     chosen = Options.of(options or {})
     root = root or os.environ.get("PARLEY_DATA_ROOT")
+    if chosen.labels and not chosen.target:
+        because = "the dataset names its own classes"
+        raise BadValue("data.labels", chosen.labels, 'none, unless data = "own"', because)
     if source is not None and source.hub is None:
         for option in options or {}:
             raise BadValue("data", option, f"no options: {name} has none")

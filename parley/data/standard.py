@@ -1,7 +1,7 @@
-"""Standardising tables that belong to different hosts: they tell each other how many rows they
-have, and the mean and spread of each column, but never a row.
+"""Standardising tables over the training rows of all agents. Those on different hosts tell each
+other how many rows they have, and the mean and spread of each column, but never a row.
 
-Axes: n rows, f columns."""
+Axes: n rows, f inputs."""
 
 import math
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ MOST_ROWS = 1 << 40
 
 
 class Moments(TypedDict):
-    """What an agent says about the columns of its table."""
+    """What an agent says about the inputs that its table became."""
 
     rows: Annotated[int, Field(ge=1, le=MOST_ROWS)]
     means: list[FiniteFloat]
     squares: list[Annotated[FiniteFloat, Field(ge=0)]]
-    """Of each column, the sum of squared differences from its mean."""
+    """Of each input, the sum of squared differences from its mean."""
 
 
 def moments(samples: Samples) -> Moments:
@@ -37,7 +37,7 @@ def moments(samples: Samples) -> Moments:
 
 
 def agreed(form: Form, said: Sequence[Moments]) -> Form:
-    """The form of tables of numbers, standardised over all rows, given what each agent says.
+    """The form of tables whose numbers are standardised over all rows, given what each agent says.
 
     >>> from parley.data.tables import Column
     >>> each = [{"rows": 1, "means": [0.0], "squares": [0.0]},
@@ -45,12 +45,16 @@ def agreed(form: Form, said: Sequence[Moments]) -> Form:
     >>> agreed(Form((Column("age"),)), each).columns[0].mean
     3.0
     """
-    columns = len(form.columns)
+    inputs = sum(len(column.values) or 1 for column in form.columns)
     for agent, of_agent in enumerate(said):
-        if not len(of_agent["means"]) == len(of_agent["squares"]) == columns:
-            raise ParleyError(f"data: what agent {agent} says is not about {columns} columns")
-    made = []
-    for place, column in enumerate(form.columns):
+        if not len(of_agent["means"]) == len(of_agent["squares"]) == inputs:
+            raise ParleyError(f"data: what agent {agent} says is not about {inputs} columns")
+    made, following = [], 0
+    for column in form.columns:
+        place, following = following, following + (len(column.values) or 1)
+        if column.values:  # text: each of its inputs is 0 or 1
+            made.append(column)
+            continue
         rows, mean, squares = 0, 0.0, 0.0
         for of_agent in said:
             more, step = of_agent["rows"], of_agent["means"][place] - mean
@@ -65,9 +69,15 @@ def agreed(form: Form, said: Sequence[Moments]) -> Form:
     return Form(tuple(made))
 
 
+def together(form: Form, parts: Sequence[Samples]) -> Form:
+    """The same where the rows of all agents are at hand."""
+    return agreed(form, [moments(samples) for samples in parts])
+
+
 def standardised(samples: Samples, form: Form) -> Samples:
-    """Rows as the form wants them."""
-    mean_f = torch.tensor([column.mean for column in form.columns], dtype=torch.float64)
-    std_f = torch.tensor([column.std for column in form.columns], dtype=torch.float64)
+    """Rows as the form wants them, in single precision."""
+    each = [column for column in form.columns for _ in column.values or (None,)]
+    mean_f = torch.tensor([column.mean for column in each], dtype=torch.float64)
+    std_f = torch.tensor([column.std for column in each], dtype=torch.float64)
     rows_nf = (samples.inputs.double() - mean_f) / std_f
-    return Samples(rows_nf.to(samples.inputs.dtype), samples.targets)
+    return Samples(rows_nf.to(torch.float32), samples.targets)

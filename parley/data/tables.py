@@ -1,11 +1,13 @@
 """Tables with named columns: CSV, Parquet, pandas frames and Hugging Face datasets.
 
 Columns of numbers are standardised and columns of text become one input for each value that occurs.
-How is kept as a `Form`, so that others than the run can prepare their tables alike. Axes: n rows, f
-inputs."""
+How is kept as a `Form`, so that others than the run can prepare their tables alike. Numbers are
+read as they are; `parley.data.standard` standardises them, once it is known which rows are for
+training. Axes: n rows, f inputs."""
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,9 @@ from parley.errors import BadValue
 FILES = (".csv", ".parquet")
 MOST_VALUES = 100
 """Different texts in a column that becomes inputs."""
+FEW_NUMBERS = 10
+"""Different numbers in a column of text that may be codes; if there are more, it is a column of
+numbers in which something else was written, such as ? for what is not known."""
 MOST_CLASSES = 10_000
 ONE_ROW_EACH = "a table with a header and one row per sample"
 DROP = "; --data-option drop={} leaves the column out"
@@ -53,6 +58,10 @@ class Form:
 
     def inputs(self, table: Any, where: str) -> Tensor:
         """float32 [n, f]; `where` the table comes from is for errors."""
+        return self.values(table, where).to(torch.float32)
+
+    def values(self, table: Any, where: str) -> Tensor:
+        """The same in doubles."""
         made = []
         for column in self.columns:
             if column.name not in table.column_names:
@@ -70,7 +79,7 @@ class Form:
                 valid = f"one of {', '.join(column.values[:10])}" + ", …" * (len(known) > 10)
                 raise _wrong(where, strange, column.name, valid, f"it is {texts[strange]!r}")
             made += list(np.eye(len(known))[:, [known[text] for text in texts]])
-        return torch.from_numpy(np.stack(made, 1).astype(np.float32))
+        return torch.from_numpy(np.stack(made, 1).astype(np.float64))
 
 
 class Told(NamedTuple):
@@ -81,19 +90,22 @@ class Told(NamedTuple):
     """Columns that are neither inputs nor targets."""
     standardise: bool = True
     """Whether numbers are, or are used as they are."""
+    labels: tuple[str, ...] = ()
+    """All classes, if tables may lack some; without them, those that occur."""
 
     @classmethod
-    def of(cls, target: str, drop: str, standardise: bool = True) -> "Told":
+    def of(cls, target: str, drop: str, standardise: bool = True, labels: str = "") -> "Told":
         """From comma-separated names."""
-        targets, dropped = (
+        targets, dropped, classes = (
             tuple(name.strip() for name in names.split(",") if name.strip())
-            for names in (target, drop)
+            for names in (target, drop, labels)
         )
-        return cls(targets, dropped, standardise)
+        return cls(targets, dropped, standardise, classes)
 
 
 class Read(NamedTuple):
-    """Tables as samples: one pair of inputs and targets for each."""
+    """Tables as samples: one pair of inputs and targets for each. Inputs that are still to be
+    standardised are doubles: single precision would lose columns whose values differ by little."""
 
     pairs: list[tuple[Tensor, Tensor]]
     class_names: tuple[str, ...]
@@ -151,20 +163,14 @@ def _twice(names: Iterable[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def read(
-    tables: Mapping[str, Any], told: Told, task: str, training: int, alone: bool = False
-) -> Read:
-    """Tables by where they come from, the first `training` of them for training, which say how
-    numbers are standardised.
-
-    If others have tables of their own elsewhere (`alone`), numbers stay as they are and text is
-    refused: what the others would do with theirs is not known here.
-    """
+def read(tables: Mapping[str, Any], told: Told, task: str, alone: bool = False) -> Read:
+    """Tables by where they come from. If others have tables of their own elsewhere (`alone`), text
+    is refused: which values the others have is not known here."""
     left = _input_columns(tables, told)
-    raw = alone or not told.standardise
-    form = Form(tuple(_formed(name, tables, training, alone, raw) for name in left))
-    targets, class_names = _targets(tables, told.targets, task)
-    inputs = [form.inputs(table, where) for where, table in tables.items()]
+    form = Form(tuple(_formed(name, tables, alone) for name in left))
+    targets, class_names = _targets(tables, told, task)
+    made = form.values if told.standardise else form.inputs
+    inputs = [made(table, where) for where, table in tables.items()]
     return Read(list(zip(inputs, targets, strict=True)), class_names, form)
 
 
@@ -192,8 +198,8 @@ def _input_columns(tables: Mapping[str, Any], told: Told) -> list[str]:
     return left
 
 
-def _formed(name: str, tables: Mapping[str, Any], training: int, alone: bool, raw: bool) -> Column:
-    """What becomes of a column."""
+def _formed(name: str, tables: Mapping[str, Any], alone: bool) -> Column:
+    """What becomes of a column, before it is standardised."""
     found = [(where, _column(table, name, where, DROP)) for where, table in tables.items()]
     texts = [where for where, column in found if _is_text(column)]
     remedy = DROP.format(name)
@@ -207,24 +213,27 @@ def _formed(name: str, tables: Mapping[str, Any], training: int, alone: bool, ra
             because = "is text, and its values in the other agents' tables are not known here"
             raise BadValue("data", where, f"numbers{remedy}", f"column {name} {because}")
         values = sorted({t for where, column in found for t in _texts(column, name, where)})
+        digits = [value for value in values if _is_number(value)]
+        if FEW_NUMBERS < len(digits) < len(values) < 2 * len(digits):
+            odd = next(value for value in values if not _is_number(value))
+            where, row = _first(found, name, odd)
+            valid = f"a number in every cell{remedy}"
+            raise _wrong(where, row, name, valid, f"it is {odd!r}, and most others are numbers")
         if len(values) > MOST_VALUES:
             because = f"column {name} is text with {len(values)} different values"
             valid = f"numbers, or text with at most {MOST_VALUES} values{remedy}"
             raise BadValue("data", where, valid, because)
         return Column(name, values=tuple(values))
-    each = [_numbers(column, name, where, DROP) for where, column in found]
-    if raw:
-        return Column(name)
-    together = np.concatenate(each[:training])
-    # A constant column carries no information: leave its deviation alone.
-    std = float(together.std()) if len(together) else 1.0
-    return Column(name, float(together.mean()) if len(together) else 0.0, std or 1.0)
+    for where, column in found:
+        _numbers(column, name, where, DROP)  # which refuses what is none
+    return Column(name)
 
 
 def _targets(
-    tables: Mapping[str, Any], names: Sequence[str], task: str
+    tables: Mapping[str, Any], told: Told, task: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """The targets of each table as the task has them, and what they are called."""
+    names = told.targets
     if task in CLASSES:
         if len(names) > 1:
             valid = "one column, the class of each row; or the task multilabel"
@@ -232,7 +241,11 @@ def _targets(
         each = [
             _labels(_column(t, names[0], where), names[0], where) for where, t in tables.items()
         ]
-        known = named_classes(each)
+        known = list(told.labels) or named_classes(each)
+        for where, labels in zip(tables, each, strict=True):
+            if strange := next((label for label in labels if label not in known), None):
+                because = f"in {where} it has the class {strange}"
+                raise BadValue("data.target", names[0], f"the classes {', '.join(known)}", because)
         if len(known) > MOST_CLASSES:
             because = f"it has {len(known)} different values"
             raise BadValue("data.target", names[0], "classes; or --task regression", because)
@@ -322,6 +335,19 @@ def _numbers(column: Any, name: str, where: str, remedy: str = "") -> np.ndarray
         valid = f"a value in every cell{remedy.format(name)}"
         raise _wrong(where, int(bad[0]), name, valid, found)
     return values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _first(found: Iterable[tuple[str, Any]], name: str, text: str) -> tuple[str, int]:
+    """Where a text occurs, and in which row."""
+    each = ((where, _texts(column, name, where)) for where, column in found)
+    return next((where, texts.index(text)) for where, texts in each if text in texts)
 
 
 def _strange_type(column: Any, name: str, where: str, valid: str) -> BadValue:

@@ -1,6 +1,6 @@
 """Using a trained model: its predictions, and its export to other formats.
 
-Axes: n inputs, C scores that the model gives.
+Axes: n inputs, C scores that the model gives, h w rows and columns of pixels.
 """
 
 import logging
@@ -11,17 +11,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from parley.data.images import save_grey
 from parley.errors import BadValue, ParleyError
-from parley.files import replacing
-from parley.measures import BINARY, CLASSIFICATION, MULTILABEL, REGRESSION
+from parley.files import make_folder, replacing
+from parley.measures import (
+    BINARY,
+    LANGUAGE_MODEL,
+    MULTILABEL,
+    OWN,
+    REGRESSION,
+    SEGMENTATION,
+    TASKS,
+)
 from parley.store.outputs import Card
 from parley.user_code import brief
 
-ANSWERED = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION)
-"""Tasks with one answer per input, which can be printed."""
+ANSWERED = tuple(task for task in TASKS if task != OWN)
+"""Tasks whose outputs can be read."""
+MOST_GREY = 255
 CHUNK = 256
 """Inputs in one batch."""
 FORMATS: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -60,16 +72,23 @@ class Answer(NamedTuple):
 
     input: str
     label: str
-    """The likeliest class; in a multilabel task every label above one half, comma-separated."""
+    """The likeliest class, or the likeliest next token; in a multilabel task every label above one
+    half, comma-separated; in a segmentation the class of most pixels."""
     probabilities: dict[str, float]
-    """Of each class, the likeliest first; empty for a regression."""
+    """Of each class or next token, the likeliest first; empty for a regression or segmentation."""
     numbers: dict[str, float] | None = None
     """The numbers that a regression predicts."""
+    shares: dict[str, float] | None = None
+    """The share of the pixels that each class has in a segmentation, the largest first."""
+    mask: NDArray[np.int64] | None = None
+    """The class of each pixel in a segmentation, [h, w]."""
 
     def described(self) -> dict[str, Any]:
         """For JSON."""
         if self.numbers:
             return {"input": self.input, "numbers": self.numbers}
+        if self.shares:
+            return {"input": self.input, "label": self.label, "shares": self.shares}
         return {"input": self.input, "label": self.label, "probabilities": self.probabilities}
 
 
@@ -78,25 +97,17 @@ def answers(
     module: nn.Module, card: Card, names: Sequence[str], raw: Tensor, top: int | None = None
 ) -> list[Answer]:
     """The probability of every class, or of the likeliest few, for each input; the numbers that a
-    regression gives."""
+    regression gives; the classes of pixels; the probabilities of the token that comes next."""
     if card.task not in ANSWERED:
         because = f"the model was trained for the task {card.task}"
         valid = f"a run with the task {', '.join(ANSWERED)}; else parley.load(run).model()"
         raise BadValue("run", card.architecture.model, valid, because)
-    normalise, dtype = card.transform().normalise, getattr(torch, card.dtype)
-    try:
-        scores = torch.cat([module(normalise(part, dtype)) for part in raw.split(CHUNK)]).double()
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        valid = f"a model that takes inputs of shape {list(card.input.shape)}"
-        raise BadValue("model", card.architecture.model, valid, brief(error)) from error
-    if scores.ndim == 1 and card.task in (BINARY, REGRESSION):
-        scores = scores[:, None]
-    if scores.ndim != 2:
-        because = f"for {len(raw)} inputs it gives a tensor of shape {list(scores.shape)}"
-        valid = "a model that gives a score for each class"
-        raise BadValue("model", card.architecture.model, valid, because)
-    # A model may have more outputs than there are classes.
-    labels = [*card.labels, *(f"output {k}" for k in range(len(card.labels), scores.shape[1]))]
+    scores = _outputs(module, card, raw)
+    if card.task == SEGMENTATION:
+        return [_segmented(n, card.labels, mask) for n, mask in zip(names, scores, strict=True)]
+    # A model may have more outputs than there are classes; tokens have no names, but numbers.
+    kind = "token" if card.task == LANGUAGE_MODEL else "output"
+    labels = [*card.labels, *(f"{kind} {k}" for k in range(len(card.labels), scores.shape[1]))]
     if card.task == REGRESSION:
         each = zip(names, scores.tolist(), strict=True)
         return [Answer(name, "", {}, dict(zip(labels, of, strict=True))) for name, of in each]
@@ -109,6 +120,65 @@ def answers(
             chosen = ", ".join(labels[k] for k in order if p_C[k] > 0.5)
         found.append(Answer(name, chosen, {labels[k]: float(p_C[k]) for k in order[:top]}))
     return found
+
+
+def _outputs(module: nn.Module, card: Card, raw: Tensor) -> Tensor:
+    """What is needed of the outputs for each input: the scores [n, C], those of the last position
+    of a language model; in a segmentation the classes of pixels [n, h, w]."""
+    normalise, dtype = card.transform().normalise, getattr(torch, card.dtype)
+    found = []
+    for part in raw.split(CHUNK):
+        try:
+            scores = module(normalise(part, dtype))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            valid = f"a model that takes inputs of shape {list(card.input.shape)}"
+            raise BadValue("model", card.architecture.model, valid, brief(error)) from error
+        if scores.ndim == 1 and card.task in (BINARY, REGRESSION):
+            scores = scores[:, None]
+        axes = {SEGMENTATION: 4, LANGUAGE_MODEL: 3}.get(card.task, 2)
+        if scores.ndim != axes or len(scores) != len(part):
+            because = f"for {len(part)} inputs it gives a tensor of shape {list(scores.shape)}"
+            valid = f"a model whose outputs fit the task {card.task}"
+            raise BadValue("model", card.architecture.model, valid, because)
+        if card.task == SEGMENTATION:
+            found.append(scores.argmax(1))
+        else:
+            found.append((scores[:, -1] if card.task == LANGUAGE_MODEL else scores).double())
+    return torch.cat(found)
+
+
+def _segmented(name: str, labels: Sequence[str], mask_hw: Tensor) -> Answer:
+    counts = mask_hw.flatten().bincount(minlength=len(labels))
+    named = [*labels, *(f"output {k}" for k in range(len(labels), len(counts)))]
+    order = counts.argsort(descending=True, stable=True).tolist()
+    shares = {named[k]: float(counts[k]) / mask_hw.numel() for k in order}
+    return Answer(name, named[order[0]], {}, shares=shares, mask=mask_hw.numpy())
+
+
+def write_masks(found: Sequence[Answer], folder: Path) -> list[Path]:
+    """Writes the classes of each input's pixels as a grey image, whose values are their numbers."""
+    places: list[Path] = []
+    for answer in found:
+        if answer.mask is None:
+            raise BadValue("masks", str(folder), "only for the task segmentation")
+        stem, _, number = answer.input.removesuffix("]").rpartition("[")
+        name = f"{Path(stem).stem}-{number}" if stem else Path(answer.input).stem
+        places.append(folder / f"{name}-mask.png")  # never the input itself
+        if answer.mask.max() > MOST_GREY:
+            valid = f"at most {MOST_GREY + 1} classes; else parley.load(run).predict(...)[0].mask"
+            raise BadValue("masks", str(folder), valid)
+        if places.index(places[-1]) < len(places) - 1:
+            valid = "inputs whose files have different names"
+            raise BadValue("masks", str(places[-1]), valid, "two inputs would be written to it")
+    try:
+        make_folder(folder)
+        for answer, path in zip(found, places, strict=True):
+            with replacing(path, path.with_suffix(".partial")):
+                assert answer.mask is not None
+                save_grey(answer.mask.astype(np.uint8), path.with_suffix(".partial"))
+    except OSError as error:
+        raise ParleyError(f"masks: {folder} cannot be written ({error})") from None
+    return places
 
 
 def _probabilities(scores_nC: Tensor, task: str) -> Tensor:

@@ -35,6 +35,7 @@ from parley.files import (
     replacing,
     write_atomically,
 )
+from parley.measures import LANGUAGE_MODEL
 from parley.models.architecture import MOST_AXES, Architecture
 from parley.store.folder import CARD, MODEL, TOKENIZER, environment
 from parley.training.from_python import architecture_of
@@ -282,7 +283,9 @@ class Trained:
                 because = f"the inputs have shape {list(about.shape)}"
                 raise BadValue("resize", True, "for models of square images only", because)
             side = crop = about.shape[1]
-        return Expected(about.shape, about.dtype, Preparation(side, crop, text, about.table))
+        shorter = self.card.task == LANGUAGE_MODEL and len(about.shape) == 1
+        how = Preparation(side, crop, text, about.table)
+        return Expected(about.shape, about.dtype, how, shorter)
 
 
 def found(path: Path) -> Trained:

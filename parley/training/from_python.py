@@ -10,16 +10,17 @@ from torch import nn
 
 from parley import data as datasets
 from parley import graphs as topologies
+from parley.compute.losses import AUTO
 from parley.compute.task import Loss, cross_entropy
-from parley.data import Samples, Transform, tables
-from parley.data.from_python import reads_options
+from parley.data import Samples, Transform, standard, tables
+from parley.data.from_python import open_table, reads_options
 from parley.data.options import Options
 from parley.data.preparation import Preparation
-from parley.data.targets import classes_in
+from parley.data.targets import classes_in, described
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
-from parley.measures import CLASSIFICATION
+from parley.measures import CLASSIFICATION, OWN
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from parley.training.problem import Problem
@@ -49,6 +50,11 @@ def scored(
     functions, and which options they are."""
     functions: dict[str, Function] = {}
     named: list[str] = []
+    if callable(task := options.get("task")):  # short for the task own, and this loss
+        if loss not in (None, AUTO):
+            given = loss if isinstance(loss, str) else name_of(loss)
+            raise BadValue("loss", given, "none: the task is a loss already")
+        loss, options["task"] = task, OWN
     for metric in [metrics] if isinstance(metrics, str) or callable(metrics) else metrics:
         if isinstance(metric, str):
             named += [metric] * bool(metric)
@@ -80,34 +86,27 @@ def scored(
 
 
 def from_tables(
-    data: Any, test: Any, options: Mapping[str, Any], alone: bool = False
+    data: Any, test: Any, options: Mapping[str, Any], agents: Sequence[int] | None = None
 ) -> tuple[Any, Any, tables.Read | None]:
-    """Frames as pairs of inputs and targets, all prepared alike, and how; other data unchanged.
-    `alone`: others have tables of their own elsewhere."""
+    """Frames as samples, all read alike, and how; other data unchanged. `agents`: whose they are,
+    if others have tables of their own elsewhere."""
     chosen = Options.of(options.get("data_options") or {})
-    if not isinstance(data, list | tuple) or not (chosen.target and all(map(reads_options, data))):
+    if not isinstance(data, list | tuple) or not (chosen.target and any(map(reads_options, data))):
         return data, test, None
-    tests = list(test) if isinstance(test, list) else [test]
-    given = {f"agent {agent}": each for agent, each in enumerate(data)}
-    given |= {f"test {n}": each for n, each in enumerate(tests) if reads_options(each)}
-    opened = {where: tables.opened(each, where) for where, each in given.items()}
-    told = tables.Told.of(chosen.target, chosen.drop, chosen.standardise)
+    numbers = range(len(data)) if agents is None else agents
+    several = isinstance(test, list)
+    tests = dict(zip(numbers, test, strict=False)) if several else {None: test}
+    if several and len(test) != len(data):
+        raise BadValue("test", f"{len(test)} datasets", f"one for each of {len(data)} agents")
+    held = {agent: each for agent, each in tests.items() if each is not None}
+    given = {f"agent {agent}": each for agent, each in zip(numbers, data, strict=True)}
+    given |= {"test" if a is None else f"test of agent {a}": each for a, each in held.items()}
+    opened = {where: open_table(each, where, chosen) for where, each in given.items()}
     task = str(options.get("task", CLASSIFICATION))
-    found = tables.read(opened, told, task, len(data), alone)
-    rest = iter(found.pairs[len(data) :])
-    tested = [next(rest) if reads_options(each) else each for each in tests]
-    return found.pairs[: len(data)], tested if isinstance(test, list) else tested[0], found
-
-
-def with_table(
-    load: Callable[[Experiment, Sequence[int]], Problem],
-    found: tables.Read,
-    experiment: Experiment,
-    agents: Sequence[int],
-) -> Problem:
-    """A problem whose data were tables."""
-    prepared = Preparation(table=found.form)
-    return replace(load(experiment, agents), preparation=prepared, class_names=found.class_names)
+    found = tables.read(opened, chosen.told, task, alone=agents is not None)
+    made = [Samples(inputs, targets) for inputs, targets in found.pairs]
+    tested = dict(zip(held, made[len(data) :], strict=True))
+    return made[: len(data)], [tested.get(a) for a in tests] if several else tested.get(None), found
 
 
 def own_samples(data: Any, options: dict[str, Any], tabular: bool = False) -> list[Samples]:
@@ -168,8 +167,10 @@ def held_out(
         raise BadValue("test", type(test).__name__, valid, str(error)) from None
     ours, theirs = samples.inputs, like.inputs
     if (ours.shape[1:], ours.dtype) != (theirs.shape[1:], theirs.dtype):
-        because = f"its inputs are {ours.dtype} of shape {list(ours.shape[1:])}, theirs "
-        because += f"{theirs.dtype} of shape {list(theirs.shape[1:])}"
+        because = f"its inputs are {described(ours)}, theirs {described(theirs)}"
+        raise BadValue("test", type(test).__name__, valid, because)
+    if samples.targets.shape[1:] != like.targets.shape[1:]:
+        because = f"its targets are {described(samples.targets)}, theirs {described(like.targets)}"
         raise BadValue("test", type(test).__name__, valid, because)
     return samples
 
@@ -198,7 +199,7 @@ def _is_dataset(each: Any) -> bool:
     """Whether it is a dataset, or None, rather than inputs or targets."""
     return (
         each is None
-        or isinstance(each, tuple)
+        or isinstance(each, tuple | Samples)
         or reads_options(each)  # which have a shape, too
         or (hasattr(each, "__getitem__") and not (isinstance(each, list) or hasattr(each, "shape")))
     )
@@ -223,11 +224,12 @@ def problem_of_own_data(
     scored: Scored,
     samples: list[Samples],
     tests: list[Samples],
+    table: tables.Read | None,
     experiment: Experiment,
     agents: Sequence[int],
 ) -> Problem:
     """A dataset for each agent, with whatever else the program gives; one test set for all, or one
-    for each."""
+    for each. `table`: how they were read, if they were tables."""
     graph = _graph(topology, experiment)
     experiment.algorithm.check(graph)
     fraction, validation, seed = experiment.fraction, experiment.validation, experiment.seed
@@ -240,6 +242,16 @@ def problem_of_own_data(
     tests = [problems.share_of_test(test, experiment) for test in tests]
     targets = [part.targets for part in [*samples, *tests]]
     names = classes_in(experiment.task, targets, experiment.ignore_index)
+    options = Options.of(experiment.data_options)
+    preparation = options.preparation
+    if table is not None:
+        names, form = table.class_names, table.form
+        if options.standardise:
+            form = standard.together(form, samples)
+            samples, tests = (
+                [standard.standardised(part, form) for part in parts] for parts in (samples, tests)
+            )
+        preparation = Preparation(table=form)
     build = build or problems.builder(experiment, samples[0], names)
     held = tests if shared else [tests[agent] for agent in agents]
     made = Problem(
@@ -251,7 +263,7 @@ def problem_of_own_data(
         names,
         test_sizes=() if shared else tuple(map(len, held)),
         test_is_shared=shared,
-        preparation=Options.of(experiment.data_options).preparation,
+        preparation=preparation,
     )
     known = [part.targets for part in samples]
     loss, functions = scored

@@ -12,7 +12,7 @@ from parley import data, models
 from parley import graphs as topologies
 from parley.compute.goals import Goal
 from parley.compute.task import Loss, Task, cross_entropy
-from parley.data import Samples, Transform, features, own
+from parley.data import Samples, Transform, features, own, standard
 from parley.data import partition as partitions
 from parley.data.mapped import in_memory
 from parley.data.options import Options
@@ -134,7 +134,13 @@ def problem(
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
         build = builder(experiment, source.test, source.class_names)
-    note, known = "", None
+    note, known, preparation = "", None, source.preparation
+    form = preparation.table
+    if form is not None and Options.of(options).standardise:
+        form = standard.together(form, [source.train.take(used)])
+        train, test = (standard.standardised(p, form) for p in (source.train, source.test))
+        source = replace(source, train=train, test=test)
+        preparation = replace(preparation, table=form)
     if places is not None:
         names, like = source.class_names, experiment.data
         found = own.load(places, hosted, names, like, root, options, tokenizer, may_call, task)
@@ -156,7 +162,7 @@ def problem(
         class_names=source.class_names,
         note=note,
         data_are_own=places is not None,
-        preparation=source.preparation,
+        preparation=preparation,
     )
     return with_task(made, experiment, known, loss, functions)
 

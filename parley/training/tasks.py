@@ -12,11 +12,9 @@ from parley.compute.task import Loss
 from parley.data import targets as answers
 from parley.errors import BadValue
 from parley.experiment import OWN, Experiment
+from parley.measures import EACH_PLACE
 from parley.training.scoring import Function
 from parley.user_code import allowed_function, is_code
-
-EACH_PLACE = (measures.SEGMENTATION, measures.LANGUAGE_MODEL)
-"""Tasks that ask for an answer at every pixel or token."""
 
 
 def goal_of(experiment: Experiment) -> Goal:

@@ -34,9 +34,22 @@ def test_data(command):
 def test_what_each_agent_holds_is_listed_where_a_table_is_too_wide(monkeypatch):
     monkeypatch.setattr(screen, "_width", 60)
     names = tuple(f"a long name {n}" for n in range(10))
-    table = _holdings_table(np.eye(10, dtype=int) * 7, names)
+    table = _holdings_table(np.eye(10, dtype=int) * 7, names, [7] * 10)
     assert table.headings == ["agent", "holds", "all"]
     assert table.rows[3] == ["3", "a long name 3: 7", "7"]
+
+
+def test_a_table_for_each_task(command, tmp_path):
+    """Labels are counted one by one; without classes, there are only samples."""
+    path = tmp_path / "all.csv"
+    frame().assign(well=lambda f: f["visits"] > 1).to_csv(path, index=False)
+    common = f"data {path} --agents 2 --validation 0.25 --data-option drop=name,outcome --json"
+    told = json.loads(command(f"{common} --data-option target=days --task regression")[1])
+    assert told["train"] == np.sum(told["held"]) == 9 and told["classes"] == ["samples"]
+    words = f"{common} --data-option target=smoker,well --task multilabel"
+    told = json.loads(command(words)[1])
+    assert told["train"] == 9 and told["classes"] == ["smoker", "well"]
+    assert np.array(told["held"]).shape == (2, 2)
 
 
 def test_a_dataset_that_cannot_be_had(fails, monkeypatch, tmp_path):

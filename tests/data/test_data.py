@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 
+import parley
 from parley.cache import cache_folder
 from parley.data import Batches, Samples, Transform, from_user, load, own, steps_per_epoch
 from parley.data import sources as module
@@ -607,6 +608,7 @@ GOOD = (np.zeros((2, 3)), [0, 1])
         (([[1.0], [1.0, 2.0]], [0, 1]), "all of the same shape"),
         (([torch.zeros(2), torch.zeros(3)], [0, 1]), "all of the same shape"),
         ((np.array(["a", "b"]), [0, 1]), "numeric inputs"),
+        ((np.zeros((2, 3), dtype=complex), [0, 1]), "real numbers"),
         ([1, 2, 3], "pairs"),
         (7, "it is a int"),
     ],
@@ -614,6 +616,16 @@ GOOD = (np.zeros((2, 3)), [0, 1])
 def test_from_user_names_the_agent_that_is_wrong(bad, message):
     with pytest.raises(BadValue, match=f"^data: 'agent 1'.*{message}"):
         from_user([GOOD, bad])
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_targets_of_different_widths_are_refused(task):
+    wide, narrow = (np.zeros((2, 3)), [[0, 1], [1, 0]]), (np.zeros((2, 3)), [[0], [1]])
+    words = r"its targets are float32 of shape \[1\].*float32 of shape \[2\]"
+    with pytest.raises(BadValue, match=f"^data: 'agent 1'.*{words}"):
+        from_user([wide, narrow], task=task)
+    with pytest.raises(BadValue, match=f"^test: 'tuple'.*{words}"):
+        parley.train("mlp", [wide, wide], test=narrow, task=task, progress=False)
 
 
 def test_from_user_needs_someone():

@@ -16,9 +16,9 @@ from parley.data.decode import Source, decoded
 from parley.errors import BadValue
 
 
-def encoded(pixels: Any, form: str = "PNG") -> bytes:
+def encoded(pixels: Any, form: str = "PNG", dtype: Any = np.uint8) -> bytes:
     out = io.BytesIO()
-    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(out, form)
+    Image.fromarray(np.asarray(pixels, dtype=dtype)).save(out, form)
     return out.getvalue()
 
 
@@ -53,7 +53,9 @@ class Rows:
 
 GOOD = {"bytes": encoded(np.zeros((8, 8, 3))), "path": "good.png"}
 WHOLE = encoded(np.random.default_rng(0).integers(0, 256, (32, 32, 3)))
+DEEP = encoded(np.arange(64).reshape(8, 8) * 1000, dtype=np.uint16)
 BAD: list[tuple[Any, str]] = [
+    ({"bytes": DEEP, "path": "bad.png"}, r"bad.png: more than 8 bits per pixel; scale"),
     ({"bytes": b"nothing but text", "path": "bad.png"}, "image 1 bad.png: not an image"),
     ({"bytes": WHOLE[: len(WHOLE) // 2], "path": "bad.png"}, "bad.png: truncated or damaged"),
     ({"bytes": bomb(30_000, 30_000), "path": "bad.png"}, "bad.png: more than 50,000,000 pixels"),
@@ -101,3 +103,12 @@ def test_a_file_is_read_and_is_not_too_long(tmp_path: Path, monkeypatch: Any) ->
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
 def test_formats(form: str) -> None:
     assert images.opened({"bytes": encoded(np.zeros((4, 6, 3)), form), "path": ""}).size == (6, 4)
+
+
+def test_a_grey_image_stays_grey_whatever_its_mode() -> None:
+    grey = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    for mode in ("L", "LA"):
+        out = io.BytesIO()
+        grey.convert(mode).save(out, "PNG")
+        image = images.opened({"bytes": out.getvalue(), "path": "a.png"})
+        assert image.mode == "L" and np.array_equal(np.asarray(image), np.asarray(grey))

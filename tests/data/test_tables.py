@@ -13,9 +13,11 @@ import torch
 
 import parley
 from parley.cli.main import main
-from parley.data import load, own
+from parley.data import Samples, cut_each, load, own
 from parley.data.tables import Form, Told, opened, read
 from parley.errors import BadValue
+from parley.experiment import Experiment
+from parley.training.problem import problem
 
 ROWS = 12
 AGES = [20.0 + 3 * n for n in range(ROWS)]
@@ -51,18 +53,20 @@ OPTIONS = {"target": "outcome", "drop": "name,days"}
 @pytest.mark.parametrize("end", ["csv", "parquet"])
 def test_columns_become_inputs(tmp_path: Path, end: str) -> None:
     folder = write(tmp_path / "hospital", end, train=frame(), test=frame(3, shift=1))
-    data = load(str(folder), options=OPTIONS)
-    assert data.class_names == ("healthy", "ill")
-    assert data.train.targets.tolist() == [0, 1] * 6 and data.test.targets.tolist() == [1, 0, 1]
-    inputs = data.train.inputs.numpy()
+    given = {"data": str(folder), "data_options": OPTIONS, "agents": 1, "model": "mlp"}
+    made = problem(Experiment.of(**given, algorithm="dpsgd", partition="iid"))
+    assert made.class_names == ("healthy", "ill") and made.test.targets.tolist() == [1, 0, 1]
+    [samples], order = made.samples, np.argsort(made.samples[0].inputs[:, 0].numpy())
+    assert samples.targets[order].tolist() == [0, 1] * 6
+    inputs = samples.inputs.numpy()[order]
     assert inputs.dtype == np.float32 and inputs.shape == (ROWS, 6)  # 3 numbers and 3 wards
     for column, values in enumerate((AGES, [n % 4 for n in range(ROWS)])):
         expected = (np.array(values) - np.mean(values)) / np.std(values)
         np.testing.assert_allclose(inputs[:, column], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(inputs[:, 3:], np.eye(3)[[n % 3 for n in range(ROWS)]])
     # Test rows are standardised by the training rows.
-    np.testing.assert_allclose(data.test.inputs[0].numpy(), inputs[1], rtol=1e-6)
-    form = data.preparation.table
+    np.testing.assert_allclose(made.test.inputs[0].numpy(), inputs[1], rtol=1e-6)
+    form = made.preparation.table
     assert form is not None and [c.name for c in form.columns] == [
         "age",
         "visits",
@@ -72,19 +76,54 @@ def test_columns_become_inputs(tmp_path: Path, end: str) -> None:
     assert form.columns[3].values == ("north", "south", "west")
 
 
+def test_rows_that_are_held_out_do_not_count_in_what_is_standardised(tmp_path: Path) -> None:
+    """Neither those of a file nor those of frames."""
+    common = {"data_options": OPTIONS, "validation": 0.5, "fraction": 0.8, "algorithm": "dpsgd"}
+    folder = write(tmp_path / "hospital", all=frame())
+    named = {"data": str(folder / "all.csv"), "agents": 2, "model": "mlp", "partition": "iid"}
+    made = problem(Experiment.of(**named, **common))
+    rows = torch.cat([samples.inputs for samples in made.samples]).double()
+    sites, out = [frame(8), frame(9, shift=3)], tmp_path / "run"
+    parley.train("logistic", data=sites, epochs=1, progress=False, out=out, **common)
+    kept, _ = cut_each(
+        [Samples(torch.tensor(f["age"]), torch.tensor(f["outcome"] == "ill")) for f in sites],
+        [], 0.8, 0.5, 0,
+    )  # fmt: skip
+    ages = torch.cat([samples.inputs for samples in kept])
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert card["input"]["table"]["columns"][0]["mean"] == pytest.approx(ages.mean().item())
+    torch.testing.assert_close(rows[:, :3].mean(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows[:, :3].std(0, correction=0), torch.ones(3).double())
+
+
+def test_labels_name_all_classes(tmp_path: Path) -> None:
+    """Of frames as of hosts' own tables; a class that they leave out is refused."""
+    options: dict[str, Any] = {"algorithm": "dpsgd", "epochs": 1, "progress": False}
+    options |= {"data": [frame(6), frame(9)], "out": tmp_path / "run"}
+    labels = OPTIONS | {"labels": "unclear, ill, healthy"}
+    result = parley.train("logistic", data_options=labels, **options)
+    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert card["labels"] == ["unclear", "ill", "healthy"]
+    assert result.model()(torch.zeros(1, 6)).shape == (1, 3)
+    with pytest.raises(BadValue, match=r"data.target: 'outcome' .*it has the class healthy\)"):
+        parley.train("logistic", data_options=OPTIONS | {"labels": "ill, unclear"}, **options)
+    with pytest.raises(BadValue, match=r"data.labels: 'a, b' .*none, unless data = \"own\""):
+        parley.train("logistic", data="digits", data_options={"labels": "a, b"}, progress=False)
+
+
 def test_targets_of_each_task(tmp_path: Path) -> None:
     table = {"rows": opened(frame(), "rows")}
     told = Told.of("visits", "name,ward,days,outcome")
-    [(_, targets)], names, _ = read(table, told, "classification", 1)
+    [(_, targets)], names, _ = read(table, told, "classification")
     assert names == ("0", "1", "2", "3") and targets.tolist() == [n % 4 for n in range(ROWS)]
     told = Told.of("days, age", "name,ward,outcome")
-    [(inputs, targets)], names, _ = read(table, told, "regression", 1)
+    [(inputs, targets)], names, _ = read(table, told, "regression")
     assert names == ("days", "age") and targets.shape == (ROWS, 2) and inputs.shape == (ROWS, 2)
     assert targets[:, 1].tolist() == AGES
-    _, names, _ = read(table, Told.of("smoker", "name"), "binary", 1)
+    _, names, _ = read(table, Told.of("smoker", "name"), "binary")
     assert names == ("False", "True")
     many = pandas.DataFrame({"x": range(11), "y": range(11)})
-    _, names, _ = read({"rows": opened(many, "rows")}, Told.of("y", ""), "classification", 1)
+    _, names, _ = read({"rows": opened(many, "rows")}, Told.of("y", ""), "classification")
     assert names[2:4] == ("2", "3") and names[-1] == "10"  # by size, not by spelling
 
 
@@ -136,6 +175,9 @@ def test_other_things_that_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "dated", "parquet", train=dated, test=dated)
     with pytest.raises(BadValue, match=r"column when has the type timestamp.*drop=when"):
         load(str(folder), options={"target": "outcome", "drop": "name"})
+    odd = write(tmp_path / "odd", all=gap("age", "?")) / "all.csv"
+    with pytest.raises(BadValue, match=r"row 5, column age: it is '\?', and most others are numb"):
+        load(str(odd), options=OPTIONS)
     one = write(tmp_path / "one", all=frame()) / "all.csv"
     with pytest.raises(BadValue, match=r"data.target: '' is not valid .*columns name, age"):
         load(str(one))
@@ -160,9 +202,7 @@ def test_other_things_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_value_that_was_never_seen(tmp_path: Path) -> None:
-    form = read(
-        {"rows": opened(frame(), "rows")}, Told.of("days", "name,outcome"), "regression", 1
-    )[2]
+    form = read({"rows": opened(frame(), "rows")}, Told.of("days", "name,outcome"), "regression")[2]
     elsewhere = opened(frame().assign(ward="east"), "new.csv")
     with pytest.raises(BadValue, match=r"row 1, column ward: it is 'east'.*north, south"):
         form.inputs(elsewhere, "new.csv")

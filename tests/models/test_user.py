@@ -42,6 +42,12 @@ def nothing():
     return None
 
 constant = 3
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+def score(outputs, targets):
+    return float((outputs.argmax(1) == targets).float().mean())
 """
 QUICK: dict[str, Any] = {"agents": 3, "epochs": 1, "fraction": 0.2, "progress": False}
 
@@ -60,6 +66,28 @@ def test_a_function_or_a_class_is_called_with_what_it_asks_for(own: str) -> None
     by_class = parley.train(model=f"{own}:Net", model_options={"hidden": 6}, **QUICK)
     assert torch.equal(by_class.x_ND, result.x_ND)
     assert result.experiment.from_python == ()
+
+
+def test_a_task_of_one_s_own_is_a_loss_and_metrics(own: str) -> None:
+    """By name or as a function, and the same as the task own with that loss."""
+    options = {"metrics": f"{own}:score", "algorithm": "dpsgd", "engine": "loop", **QUICK}
+    short = parley.train(task=f"{own}:loss", **options)
+    whole = parley.train(task="own", loss=f"{own}:loss", **options)
+    function = parley.train(task=sys.modules[own].loss, **options)
+    assert short.experiment == whole.experiment and short.experiment.task == "own"
+    assert torch.equal(short.x_ND, whole.x_ND) and torch.equal(short.x_ND, function.x_ND)
+    assert short.records[-1]["score_own"] == whole.records[-1]["score_own"]
+    with pytest.raises(BadValue, match="loss: 'mse' is not valid; valid: none: the task is a loss"):
+        Experiment.of(task=f"{own}:loss", loss="mse", metrics=f"{own}:score")
+    with pytest.raises(BadValue, match="loss: 'mse' is not valid; valid: none: the task is a loss"):
+        parley.train(task=sys.modules[own].loss, loss="mse", **options)
+
+
+def test_a_task_in_a_file_is_only_a_name(own: str) -> None:
+    experiment = Experiment.from_toml(f'task = "{own}:loss"\nmetrics = "{own}:score"')
+    with pytest.raises(BadValue, match=f"with --allow-code {own}"):
+        problems.problem(experiment, [0])
+    assert own not in sys.modules
 
 
 def test_code_in_a_file_is_only_a_name(own: str) -> None:
