@@ -75,6 +75,51 @@ void multiply(const Product *p, Int m, Int n, Tile best) {
     }
 }
 
+/* ---- sums of every lane by itself ---- */
+
+static ALWAYS_INLINE void dot_tile(const int a, const int b, const Dots *d) {
+    vec sum[TALL][WIDE];
+    const vec *right[WIDE];
+    Int left_m = d->left_m, left_k = d->left_k, right_k = d->right_k;
+    UNROLL for (int i = 0; i < a; i++)
+        UNROLL for (int j = 0; j < b; j++) sum[i][j] = d->add ? d->sum[i * d->sum_m + j] : (vec){0};
+    for (Int v = 0; v < d->vecs; v++) {
+        const vec *left = d->left + v;
+        UNROLL for (int j = 0; j < b; j++) right[j] = d->right[j] + v;
+        Int at = 0;
+        for (Int k = d->count; k > 0; k--) {
+            vec value[WIDE];
+            UNROLL for (int j = 0; j < b; j++) value[j] = right[j][at];
+            UNROLL for (int i = 0; i < a; i++) {
+                vec factor = left[i * left_m];
+                UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];
+            }
+            left += left_k, at += right_k;
+        }
+    }
+    UNROLL for (int i = 0; i < a; i++)
+        UNROLL for (int j = 0; j < b; j++) d->sum[i * d->sum_m + j] = sum[i][j];
+}
+
+#define DEFINE_DOTS(A, B) \
+    static void dots_##A##_##B(const Dots *d) { dot_tile(A, B, d); }
+EACH_SIZE(DEFINE_DOTS)
+#define DOTS_ENTRY(A, B) [A][B] = dots_##A##_##B,
+static void (*const dot_tiles[TALL + 1][WIDE + 1])(const Dots *) = {EACH_SIZE(DOTS_ENTRY)};
+
+void dots(const Dots *d, Int m, Int n, Tile best) {
+    Dots tile = *d;
+    for (Int i = 0; i < m; i += best.tall) {
+        Int a = smallest(best.tall, m - i);
+        tile.left = d->left + i * d->left_m;
+        for (Int j = 0; j < n; j += best.wide) {
+            tile.right = d->right + j;
+            tile.sum = d->sum + i * d->sum_m + j;
+            dot_tiles[a][smallest(best.wide, n - j)](&tile);
+        }
+    }
+}
+
 /* LANES x LANES values. Values a power of two apart change places, one power after the other. */
 #if defined(__AVX__) && !defined(__AVX512F__)
 static ALWAYS_INLINE void turn_tile(const float *const from[LANES], Int at, float *to, Int to_row) {
