@@ -79,22 +79,18 @@ void multiply(const Product *p, Int m, Int n, Tile best) {
 
 static ALWAYS_INLINE void dot_tile(const int a, const int b, const Dots *d) {
     vec sum[TALL][WIDE];
-    const vec *right[WIDE];
-    Int left_m = d->left_m, left_k = d->left_k, right_k = d->right_k;
+    const vec *right[WIDE], *left = d->left;
+    Int left_m = d->left_m, depth = d->depth;
     UNROLL for (int i = 0; i < a; i++)
         UNROLL for (int j = 0; j < b; j++) sum[i][j] = d->add ? d->sum[i * d->sum_m + j] : (vec){0};
-    for (Int v = 0; v < d->vecs; v++) {
-        const vec *left = d->left + v;
-        UNROLL for (int j = 0; j < b; j++) right[j] = d->right[j] + v;
-        Int at = 0;
-        for (Int k = d->count; k > 0; k--) {
-            vec value[WIDE];
-            UNROLL for (int j = 0; j < b; j++) value[j] = right[j][at];
-            UNROLL for (int i = 0; i < a; i++) {
-                vec factor = left[i * left_m];
-                UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];
-            }
-            left += left_k, at += right_k;
+    UNROLL for (int j = 0; j < b; j++) right[j] = d->right[j];
+    for (Int k = 0; k < depth; k++) {
+        vec value[WIDE];
+        UNROLL for (int j = 0; j < b; j++) value[j] = right[j][k];
+        UNROLL for (int i = 0; i < a; i++) {
+            vec factor = left[i * left_m + k];
+            HOLD(factor);
+            UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];
         }
     }
     UNROLL for (int i = 0; i < a; i++)
@@ -107,15 +103,16 @@ EACH_SIZE(DEFINE_DOTS)
 #define DOTS_ENTRY(A, B) [A][B] = dots_##A##_##B,
 static void (*const dot_tiles[TALL + 1][WIDE + 1])(const Dots *) = {EACH_SIZE(DOTS_ENTRY)};
 
-void dots(const Dots *d, Int m, Int n, Tile best) {
+void dots(const Dots *d, Int m, Int n) {
+    const Int tall = TALL, wide = REGISTERS == 32 ? 3 : 2; /* wider ones lack registers for addresses */
     Dots tile = *d;
-    for (Int i = 0; i < m; i += best.tall) {
-        Int a = smallest(best.tall, m - i);
+    for (Int i = 0; i < m; i += tall) {
+        Int a = smallest(tall, m - i);
         tile.left = d->left + i * d->left_m;
-        for (Int j = 0; j < n; j += best.wide) {
+        for (Int j = 0; j < n; j += wide) {
             tile.right = d->right + j;
             tile.sum = d->sum + i * d->sum_m + j;
-            dot_tiles[a][smallest(best.wide, n - j)](&tile);
+            dot_tiles[a][smallest(wide, n - j)](&tile);
         }
     }
 }

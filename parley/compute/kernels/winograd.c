@@ -357,8 +357,8 @@ static void weight_slopes(const Plan *p, Int k, Int n, Tile tile, Int add) {
     if (p->by_lane) {
         const vec *row[LANES];
         for (Int i = 0; i < p->c.in; i++) row[i] = v + i * n;
-        Dots d = {y, n, 1, row, 1, n, 1, to, p->c.in, add};
-        dots(&d, p->c.out, p->c.in, tile);
+        Dots d = {y, n, row, n, to, p->c.in, add};
+        dots(&d, p->c.out, p->c.in);
         return;
     }
     Int wide = p->in_blocks * LANES;
@@ -380,7 +380,7 @@ void winograd_backward(const Run *run, const Node *node) {
         in_g = slope_of(run, node->first);
         if (!node->add[0]) memset(in_g.at, 0, sizeof(vec) * in_g.channels * in_g.channel);
     }
-    Tile weight_tile = tile_for(p.c.out, p.by_lane ? p.c.in : p.in_blocks);
+    Tile weight_tile = tile_for(p.c.out, p.in_blocks);
     Tile tile = tile_for(p.c.in, p.few * in.vecs);
     for (Int first = 0; first < p.tiles; first += p.few) {
         Int count = smallest(p.few, p.tiles - first), n = count * in.vecs;
