@@ -354,6 +354,14 @@ def test_networks_with_branches(name: str) -> None:
     assert_same_gradients(task, make_batch((3, 16, 16), (5,)))
 
 
+def test_gelu_everywhere() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.GELU(), nn.Linear(1, 1))
+    x_D = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    x = torch.cat([torch.linspace(-9, 9, 2001), torch.tensor([-1e6, 1e6])])
+    found = FusedEngine(Task(model, nn.MSELoss(reduction="none"))).predict(x_D, x[:, None])[:, 0]
+    torch.testing.assert_close(found.double(), functional.gelu(x.double()), rtol=5e-7, atol=1e-6)
+
+
 LOSSES = {
     "smoothed": lambda: nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
     "weighted": lambda: nn.CrossEntropyLoss(weight=torch.rand(10) + 0.5, reduction="none"),
