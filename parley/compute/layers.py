@@ -132,15 +132,26 @@ def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE
-    if not plain or kernel != (3, 3) or max(padding) > 2:
-        return DIRECT
+    if plain and _by_tiles(layer.kernel_size, padding, inputs, outputs):
+        return DIRECT if os.environ.get("PARLEY_WINOGRAD", "") == "off" else WINOGRAD
+    return DIRECT
+
+
+def _by_tiles(kernel: tuple[int, ...], padding: Pair, inputs: Shape, outputs: Shape) -> bool:
+    """Whether Winograd's method gains, with the tiles of `kernels/transforms.h`."""
     wide, high = inputs[0], outputs[0]
-    tiles = -(-outputs[1] // 4) * -(-outputs[2] // 4)
-    # 36 products for a tile, and about six additions for each of its values in and out.
-    by_tiles = tiles * 36 * (wide * high + 6 * (wide + high))
-    directly = outputs[1] * outputs[2] * 9 * wide * high
-    gains = min(wide, high) >= 8 and by_tiles < 0.8 * directly
-    return WINOGRAD if gains and os.environ.get("PARLEY_WINOGRAD", "") != "off" else DIRECT
+    if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0] or min(wide, high) < 4:
+        return False
+    whole = kernel == (3, 3) and inputs[1:] == outputs[1:] == (2, 2)
+    side, points = (2, 3) if whole else (4, kernel[0] + 3)
+    tiles = -(-outputs[1] // side) * -(-outputs[2] // side)
+    # The products of a tile, and about six additions for each of its values in and out.
+    by_tiles = tiles * points**2 * (wide * high + 6 * (wide + high))
+    met = [
+        sum(0 <= at + tap - pad < size for at in range(count) for tap in range(kernel[0]))
+        for pad, size, count in zip(padding, inputs[1:], outputs[1:], strict=True)
+    ]
+    return by_tiles < 0.8 * met[0] * met[1] * wide * high
 
 
 def _linear(call: Call) -> int:

@@ -16,7 +16,7 @@ from parley.compute.compiled import FusedEngine, supports
 from parley.compute.engine import LoopEngine
 from parley.compute.goals import Goal
 from parley.compute.losses import Settings, named_loss
-from parley.compute.operations import ACTIVATIONS, OPERATIONS, WINOGRAD
+from parley.compute.operations import ACTIVATIONS, OPERATIONS
 from parley.compute.reader import Traced
 from parley.compute.task import Task
 from parley.errors import BadValue
@@ -311,22 +311,6 @@ def test_every_operation_has_a_row() -> None:
     assert activations == {*range(len(ACTIVATIONS))}
 
 
-def test_winograd_is_close_to_the_direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient() -> tuple[Tensor, bool]:
-        torch.manual_seed(0)
-        task = stages(nn.Conv2d(3, 32, 1), nn.Conv2d(32, 48, 3, padding=1), shape=(3, 16, 16))
-        batch = make_batch((3, 16, 16), (16,))
-        step = Traced(task.model).read((3, 16, 16)).steps[1]
-        g_PD = FusedEngine(task).gradients(task.start()[None], batch, [0], [0])[1]
-        return g_PD[0], step.options[-1] == WINOGRAD
-
-    by_tiles, so = gradient()
-    monkeypatch.setenv("PARLEY_WINOGRAD", "off")
-    directly, not_so = gradient()
-    assert so and not not_so
-    assert float((by_tiles - directly).norm() / directly.norm()) < 1e-5
-
-
 class Block(nn.Module):
     """As users write them: GroupNorm, GELU, a stride, a projection where shapes change."""
 
@@ -368,6 +352,14 @@ def test_networks_with_branches(name: str) -> None:
     task = NETWORKS[name]()
     assert supports(task, (3, 16, 16)) == ""
     assert_same_gradients(task, make_batch((3, 16, 16), (5,)))
+
+
+def test_gelu_everywhere() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.GELU(), nn.Linear(1, 1))
+    x_D = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    x = torch.cat([torch.linspace(-9, 9, 2001), torch.tensor([-1e6, 1e6])])
+    found = FusedEngine(Task(model, nn.MSELoss(reduction="none"))).predict(x_D, x[:, None])[:, 0]
+    torch.testing.assert_close(found.double(), functional.gelu(x.double()), rtol=5e-7, atol=1e-6)
 
 
 LOSSES = {

@@ -29,7 +29,8 @@ def test_operations_with_address_and_undefined_behaviour_sanitizers(tmp_path: Pa
     asked = [
         *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
         *("--basetemp", str(tmp_path / "base")),
-        *("tests/compute/test_operations.py", "tests/compute/test_batching.py"),
+        *("tests/compute/test_operations.py", "tests/compute/test_convolutions.py"),
+        "tests/compute/test_batching.py",
     ]
     environment = {
         **os.environ,

@@ -34,8 +34,8 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
 _FAST = (
-    *("graph", "convolution", "winograd", "norms", "batchnorm", "pixelwise", "pools", "products"),
-    "losses",
+    *("graph", "convolution", "depthwise", "correlate", "winograd", "products"),
+    *("norms", "batchnorm", "pixelwise", "pools", "losses"),
 )
 SOURCES = {
     **{f"{name}.c": "-ffp-contract=fast" for name in (*_FAST, "signs")},

@@ -2,15 +2,11 @@
  * convolutions of a map of one pixel.
  *
  * Forward and back to the input, a pixel gathers: the sum over channels and over those taps of the
- * kernel that meet the map. The gradient of the weights is a product of matrices for each run of
- * pixels: the output's gradient, [out][pixels x samples], times what the taps saw, turned to
- * [pixels x samples][in x taps].
+ * kernel that meet the map. The gradient of the weights is in correlate.c.
  */
 #include "convolution.h"
 #include "tiles.h"
 #include "winograd.h"
-
-enum { WEIGHT, BIAS };
 
 typedef struct {
     Int offset; /* of the source pixel, in vectors */
@@ -61,16 +57,6 @@ EACH_SIZE(DEFINE)
 #define ENTRY(A, B) [A][B] = gather_##A##_##B,
 static void (*const gatherers[TALL + 1][WIDE + 1])(const Gather *) = {EACH_SIZE(ENTRY)};
 
-/* Which source each tap meets along one axis, forward or back; NOTHING outside the map. */
-static Int source(Int at, Int tap, Int stride, Int pad, Int dilation, Int size, int back) {
-    if (!back) {
-        Int from = at * stride - pad + tap * dilation;
-        return from >= 0 && from < size ? from : NOTHING;
-    }
-    Int from = at + pad - tap * dilation;
-    return from >= 0 && from % stride == 0 && from / stride < size ? from / stride : NOTHING;
-}
-
 #define MOST_TAPS 1024
 #define NEAR 16384 /* bytes of a pixel's sources that stay in the first cache */
 
@@ -92,7 +78,7 @@ static Int taps_at(const Convolution *c, int back, Int y, Int x, Int vecs, Tap *
 /* Whether every column of the kernel meets the map: then the next such pixel sees the same, shifted. */
 static int sees_all(const Convolution *c, int back, Int x) {
     Int reach = (c->kernel_w - 1) * c->dilation_w;
-    if (back) return c->stride_w == 1 && x + c->pad_w >= reach && x + c->pad_w < c->columns;
+    if (back) return x + c->pad_w >= reach && x + c->pad_w <= (c->columns - 1) * c->stride_w;
     Int first = x * c->stride_w - c->pad_w;
     return first >= 0 && first + reach < c->width;
 }
@@ -104,31 +90,35 @@ static void gather(
 ) {
     Tap tap[MOST_TAPS];
     Int area = c->kernel_h * c->kernel_w, vecs = to.vecs;
-    for (Int y = 0; y < to.rows; y++) {
-        Int taps = 0, shift = 0, followed = 0;
-        for (Int x = 0; x < to.columns; x++) {
-            int all = sees_all(c, back, x);
-            shift = all && followed ? shift + (back ? 1 : c->stride_w) * vecs : 0;
-            if (!shift) taps = taps_at(c, back, y, x, vecs, tap);
-            followed = all;
-            Int few = largest(1, NEAR / (largest(1, taps) * tile.wide * (Int)sizeof(vec)));
-            for (Int v = 0; v < vecs; v += tile.wide)
-                for (Int k = 0; k < inputs; k += few) {
-                    Gather g = {
-                        .in = from.at + k * from.channel + shift + v,
-                        .channels = smallest(few, inputs - k), .channel = from.channel, .area = area,
-                        .taps = taps, .tap = tap, .out_channel = to.channel, .add = add || k,
-                    };
-                    for (Int o = 0; o < outputs; o += tile.tall) {
-                        Int a = smallest(tile.tall, outputs - o);
-                        g.weights = packed + o * inputs * area + k * area * a;
-                        g.bias = bias && !k ? bias + o : 0;
-                        g.out = to.at + o * to.channel + (y * to.columns + x) * vecs + v;
-                        gatherers[a][smallest(tile.wide, vecs - v)](&g);
+    /* Backwards, pixels a stride apart see the same taps. */
+    Int step = back ? c->stride_w : 1, ahead = back ? 1 : c->stride_w;
+    for (Int y = 0; y < to.rows; y++)
+        for (Int first = 0; first < step; first++) {
+            Int taps = 0, shift = 0, followed = 0;
+            for (Int x = first; x < to.columns; x += step) {
+                int all = sees_all(c, back, x);
+                shift = all && followed ? shift + ahead * vecs : 0;
+                if (!shift) taps = taps_at(c, back, y, x, vecs, tap);
+                followed = all;
+                if (!taps && add) continue;
+                Int few = largest(1, NEAR / (largest(1, taps) * tile.wide * (Int)sizeof(vec)));
+                for (Int v = 0; v < vecs; v += tile.wide)
+                    for (Int k = 0; k < inputs; k += few) {
+                        Gather g = {
+                            .in = from.at + k * from.channel + shift + v,
+                            .channels = smallest(few, inputs - k), .channel = from.channel, .area = area,
+                            .taps = taps, .tap = tap, .out_channel = to.channel, .add = add || k,
+                        };
+                        for (Int o = 0; o < outputs; o += tile.tall) {
+                            Int a = smallest(tile.tall, outputs - o);
+                            g.weights = packed + o * inputs * area + k * area * a;
+                            g.bias = bias && !k ? bias + o : 0;
+                            g.out = to.at + o * to.channel + (y * to.columns + x) * vecs + v;
+                            gatherers[a][smallest(tile.wide, vecs - v)](&g);
+                        }
                     }
-                }
+            }
         }
-    }
 }
 
 /* Weights of one group in the order in which the tiles read them; `back`: in and out change places. */
@@ -146,75 +136,7 @@ static void pack(const float *weights, Int outputs, Int inputs, Int area, Int ve
     }
 }
 
-/* ---- the gradient of the weights ---- */
-
-#define RUN 384     /* samples x pixels of one product */
-#define COLUMNS 96  /* in x taps of one product */
-
-/* What tap (i, j) of a channel saw from outputs [x, x + count) of row y. */
-static const float *seen(
-    const Convolution *c, Map in, Int channel, Int tap, Int y, Int x, Int count, vec *room
-) {
-    Int vecs = in.vecs, i = tap / c->kernel_w, j = tap % c->kernel_w;
-    Int row = source(y, i, c->stride_h, c->pad_h, c->dilation_h, c->height, 0);
-    Int first = x * c->stride_w - c->pad_w + j * c->dilation_w;
-    const vec *from = in.at + channel * in.channel + row * c->width * vecs;
-    if (row >= 0 && c->stride_w == 1 && first >= 0 && first + count <= c->width)
-        return (const float *)(from + first * vecs);
-    for (Int k = 0; k < count; k++, first += c->stride_w)
-        for (Int v = 0; v < vecs; v++)
-            room[k * vecs + v] =
-                row >= 0 && first >= 0 && first < c->width ? from[first * vecs + v] : (vec){0};
-    return (const float *)room;
-}
-
-static Int run_of(Int vecs) { return largest(1, RUN / (vecs * LANES)); } /* pixels */
-
-/* Vectors of scratch: sums, the turned panel, room for LANES rows of it and a row of zeros. */
-static Int correlate_size(Int outputs, Int entries, Int vecs) {
-    Int run = largest(vecs, RUN / LANES);
-    return outputs * blocks_of(entries) + run * LANES * COLUMNS / LANES + LANES * run + run;
-}
-
-/* Adds the gradient of one group's weights [outputs][inputs][area]. */
-static void correlate(
-    const Convolution *c, Map g, Int outputs, Map in, Int inputs, vec *scratch, float *gradient
-) {
-    Int vecs = in.vecs, area = c->kernel_h * c->kernel_w, entries = inputs * area;
-    Int run = run_of(vecs), padded = blocks_of(entries) * LANES;
-    vec *sums = scratch, *panel = sums + outputs * blocks_of(entries);
-    vec *room = panel + run * vecs * COLUMNS, *zeros = room + LANES * run * vecs;
-    int direct = entries % LANES == 0;
-    float *to = direct ? gradient : (float *)sums;
-    Tile tile = tile_for(outputs, smallest(COLUMNS, padded) / LANES);
-    memset(zeros, 0, run * vecs * sizeof(vec));
-    if (!direct) memset(sums, 0, outputs * blocks_of(entries) * sizeof(vec));
-    for (Int y = 0; y < g.rows; y++)
-        for (Int x = 0; x < g.columns; x += run) {
-            Int count = smallest(run, g.columns - x), depth = count * vecs * LANES;
-            for (Int first = 0; first < padded; first += COLUMNS) {
-                Int wide = smallest(COLUMNS, padded - first);
-                for (Int e = 0; e < wide; e += LANES) {
-                    const float *from[LANES];
-                    for (Int l = 0; l < LANES; l++) {
-                        Int entry = first + e + l;
-                        from[l] = entry >= entries ? (const float *)zeros
-                                                   : seen(c, in, entry / area, entry % area, y, x,
-                                                          count, room + l * run * vecs);
-                    }
-                    turn(from, depth, (float *)panel + e, wide);
-                }
-                Product p = {
-                    (const float *)(g.at + (y * g.columns + x) * vecs), g.channel * LANES, 1,
-                    (const float *)panel, wide, depth, to + first, padded, 1,
-                };
-                multiply(&p, outputs, wide / LANES, tile);
-            }
-        }
-    if (direct) return;
-    for (Int o = 0; o < outputs; o++)
-        for (Int e = 0; e < entries; e++) gradient[o * entries + e] += to[o * padded + e];
-}
+/* ---- the operation ---- */
 
 static void add_bias_gradient(Map g, float *gradient) {
     for (Int c = 0; c < g.channels; c++) {
@@ -226,167 +148,6 @@ static void add_bias_gradient(Map g, float *gradient) {
         gradient[c] += total(sum[0] + sum[1] + (sum[2] + sum[3]));
     }
 }
-
-/* ---- one channel each: depthwise ---- */
-
-/* to (+)= the convolution of from with weights [kernel_h][kernel_w], one channel. */
-static ALWAYS_INLINE void depthwise_channel(
-    const int kernel_w, const Convolution *c, Map from, Map to, const float *weights, float bias, Int add
-) {
-    Int vecs = to.vecs, stride = c->stride_w * vecs, step = c->dilation_w * vecs;
-    /* Columns whose every tap is inside. */
-    Int begin = smallest(to.columns, (c->pad_w + c->stride_w - 1) / c->stride_w);
-    Int reach = (kernel_w - 1) * c->dilation_w;
-    Int free = from.columns - 1 - reach + c->pad_w;
-    Int end = largest(begin, free < 0 ? 0 : smallest(to.columns, free / c->stride_w + 1));
-    for (Int y = 0; y < to.rows; y++) {
-        vec *row = to.at + y * to.columns * vecs;
-        if (!add)
-            for (Int i = 0; i < to.columns * vecs; i++) row[i] = splat(bias);
-        for (Int i = 0; i < c->kernel_h; i++) {
-            Int at = source(y, i, c->stride_h, c->pad_h, c->dilation_h, from.rows, 0);
-            if (at < 0) continue;
-            const vec *in = from.at + at * from.columns * vecs;
-            vec weight[8];
-            UNROLL for (int j = 0; j < kernel_w; j++) weight[j] = splat(weights[i * kernel_w + j]);
-            for (Int x = begin; x < end; x++) {
-                const vec *near = in + x * stride - c->pad_w * vecs;
-                for (Int v = 0; v < vecs; v++) {
-                    vec sum = row[x * vecs + v];
-                    UNROLL for (int j = 0; j < kernel_w; j++) sum += weight[j] * near[j * step + v];
-                    row[x * vecs + v] = sum;
-                }
-            }
-            for (Int x = 0; x < to.columns; x++) {
-                if (x == begin) x = end;
-                if (x >= to.columns) break;
-                UNROLL for (int j = 0; j < kernel_w; j++) {
-                    Int at_x = source(x, j, c->stride_w, c->pad_w, c->dilation_w, from.columns, 0);
-                    if (at_x < 0) continue;
-                    for (Int v = 0; v < vecs; v++)
-                        row[x * vecs + v] += weight[j] * in[at_x * vecs + v];
-                }
-            }
-        }
-    }
-}
-
-/* Adds each product of g with a weight to where the input was. */
-static void depthwise_scatter(const Convolution *c, Map g, Map to, const float *weights) {
-    Int vecs = g.vecs;
-    for (Int y = 0; y < g.rows; y++)
-        for (Int i = 0; i < c->kernel_h; i++) {
-            Int row = source(y, i, c->stride_h, c->pad_h, c->dilation_h, to.rows, 0);
-            if (row < 0) continue;
-            for (Int x = 0; x < g.columns; x++)
-                for (Int j = 0; j < c->kernel_w; j++) {
-                    Int column = source(x, j, c->stride_w, c->pad_w, c->dilation_w, to.columns, 0);
-                    if (column < 0) continue;
-                    vec weight = splat(weights[i * c->kernel_w + j]);
-                    for (Int v = 0; v < vecs; v++)
-                        to.at[(row * to.columns + column) * vecs + v] +=
-                            weight * g.at[(y * g.columns + x) * vecs + v];
-                }
-        }
-}
-
-/* Adds the gradient of one channel's weights. */
-static ALWAYS_INLINE void depthwise_weights(
-    const int kernel_w, const Convolution *c, Map g, Map in, float *gradient
-) {
-    Int vecs = g.vecs;
-    Int begin = smallest(g.columns, (c->pad_w + c->stride_w - 1) / c->stride_w);
-    Int free = in.columns - 1 - (kernel_w - 1) * c->dilation_w + c->pad_w;
-    Int end = largest(begin, free < 0 ? 0 : smallest(g.columns, free / c->stride_w + 1));
-    for (Int i = 0; i < c->kernel_h; i++) {
-        vec sum[8] = {{0}};
-        for (Int y = 0; y < g.rows; y++) {
-            Int row = source(y, i, c->stride_h, c->pad_h, c->dilation_h, in.rows, 0);
-            if (row < 0) continue;
-            const vec *slope = g.at + y * g.columns * vecs, *from = in.at + row * in.columns * vecs;
-            for (Int x = begin; x < end; x++) {
-                const vec *near = from + (x * c->stride_w - c->pad_w) * vecs;
-                for (Int v = 0; v < vecs; v++)
-                    UNROLL for (int j = 0; j < kernel_w; j++)
-                        sum[j] += slope[x * vecs + v] * near[j * c->dilation_w * vecs + v];
-            }
-            for (Int x = 0; x < g.columns; x++) {
-                if (x == begin) x = end;
-                if (x >= g.columns) break;
-                UNROLL for (int j = 0; j < kernel_w; j++) {
-                    Int at = source(x, j, c->stride_w, c->pad_w, c->dilation_w, in.columns, 0);
-                    if (at < 0) continue;
-                    for (Int v = 0; v < vecs; v++)
-                        sum[j] += slope[x * vecs + v] * from[at * vecs + v];
-                }
-            }
-        }
-        for (int j = 0; j < kernel_w; j++) gradient[i * kernel_w + j] += total(sum[j]);
-    }
-}
-
-#define BY_WIDTH(call) \
-    switch (c.kernel_w) { \
-    case 1: call(1); break; \
-    case 2: call(2); break; \
-    case 3: call(3); break; \
-    case 4: call(4); break; \
-    case 5: call(5); break; \
-    case 6: call(6); break; \
-    default: call(7); \
-    }
-
-static Map channels_from(Map map, Int first) {
-    map.at += first * map.channel;
-    return map;
-}
-
-static void depthwise_forward(const Run *run, const Node *node, Convolution c) {
-    Map in = map_of(run, node->first), out = map_of(run, node->result);
-    const float *weights = parameter_of(run, node, WEIGHT), *bias = parameter_of(run, node, BIAS);
-    Int area = c.kernel_h * c.kernel_w;
-    for (Int k = 0; k < c.out; k++) {
-        Map from = channels_from(in, k), to = channels_from(out, k);
-#define CALL(W) depthwise_channel(W, &c, from, to, weights + k * area, bias ? bias[k] : 0, 0)
-        BY_WIDTH(CALL)
-#undef CALL
-    }
-}
-
-static void depthwise_backward(const Run *run, const Node *node, Convolution c) {
-    Map in = map_of(run, node->first), g = slope_of(run, node->result);
-    const float *weights = parameter_of(run, node, WEIGHT);
-    float *gradient = gradient_of(run, node, WEIGHT);
-    Int area = c.kernel_h * c.kernel_w;
-    for (Int k = 0; gradient && k < c.out; k++) {
-        Map from = channels_from(in, k), slope = channels_from(g, k);
-#define CALL(W) depthwise_weights(W, &c, slope, from, gradient + k * area)
-        BY_WIDTH(CALL)
-#undef CALL
-    }
-    if (!node->wanted[0]) return;
-    Map in_g = slope_of(run, node->first);
-    int plain = c.stride_h == 1 && c.stride_w == 1;
-    Convolution back = c; /* with stride 1 it is a convolution with the kernel turned around */
-    back.pad_h = (c.kernel_h - 1) * c.dilation_h - c.pad_h;
-    back.pad_w = (c.kernel_w - 1) * c.dilation_w - c.pad_w;
-    plain = plain && back.pad_h >= 0 && back.pad_w >= 0 && area <= 49;
-    for (Int k = 0; k < c.out; k++) {
-        Map slope = channels_from(g, k), to = channels_from(in_g, k);
-        if (!plain) {
-            if (!node->add[0]) memset(to.at, 0, to.pixels * to.vecs * sizeof(vec));
-            depthwise_scatter(&c, slope, to, weights + k * area);
-            continue;
-        }
-        float turned[49];
-        for (Int t = 0; t < area; t++) turned[t] = weights[k * area + area - 1 - t];
-#define CALL(W) depthwise_channel(W, &back, slope, to, turned, 0, node->add[0])
-        BY_WIDTH(CALL)
-#undef CALL
-    }
-}
-
-/* ---- the operation ---- */
 
 static void prepare(const Run *run, const Node *node) {
     Convolution c = convolution_of(run->graph, node);
@@ -485,7 +246,7 @@ static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
     Int entries = c.in / c.groups * c.kernel_h * c.kernel_w;
     if (c.method == DIRECT) sizes->prepared = blocks_of(2 * c.out * entries);
     if (c.method != DEPTHWISE)
-        sizes->scratch = correlate_size(c.out / c.groups, entries, graph->vecs);
+        sizes->scratch = correlate_size(&c, c.out / c.groups, c.in / c.groups, graph->vecs);
 }
 
 const Operation convolution = {forward, backward, prepare, finish, sizes};

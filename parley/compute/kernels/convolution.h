@@ -19,4 +19,28 @@ static ALWAYS_INLINE Convolution convolution_of(const Graph *graph, const Node *
     };
 }
 
+/* Which source each tap meets along one axis, forward or back; NOTHING outside the map. */
+static ALWAYS_INLINE Int source(Int at, Int tap, Int stride, Int pad, Int dilation, Int size, int back) {
+    if (!back) {
+        Int from = at * stride - pad + tap * dilation;
+        return from >= 0 && from < size ? from : NOTHING;
+    }
+    Int from = at + pad - tap * dilation;
+    return from >= 0 && from % stride == 0 && from / stride < size ? from / stride : NOTHING;
+}
+
+static ALWAYS_INLINE Map channels_from(Map map, Int first) {
+    map.at += first * map.channel;
+    return map;
+}
+
+enum { WEIGHT, BIAS }; /* parameters */
+
+/* Adds the gradient of one group's weights [outputs][inputs][area]: correlate.c. */
+void correlate(const Convolution *c, Map g, Int outputs, Map in, Int inputs, vec *scratch, float *gradient);
+Int correlate_size(const Convolution *c, Int outputs, Int inputs, Int vecs);
+
+void depthwise_forward(const Run *run, const Node *node, Convolution c); /* depthwise.c */
+void depthwise_backward(const Run *run, const Node *node, Convolution c);
+
 #endif

@@ -70,25 +70,24 @@ void parley_convert(
 
 /* ---- the passes ---- */
 
-static void prepare(const Run *run) {
-    for (Int k = 0; k < run->graph->nodes; k++) {
-        const Node *node = run->graph->node + k;
-        if (operations[node->kind]->prepare) operations[node->kind]->prepare(run, node);
-    }
-}
-
+/* A model's weights are prepared just before their first use, and what was collected of a gradient is
+ * finished just after its last, while it is in the caches. */
 static void forward(const Run *run) {
     for (Int k = 0; k < run->graph->nodes; k++) {
         const Node *node = run->graph->node + k;
-        operations[node->kind]->forward(run, node);
+        const Operation *operation = operations[node->kind];
+        if (!run->first && operation->prepare) operation->prepare(run, node);
+        operation->forward(run, node);
     }
 }
 
-static void backward(const Run *run) {
+static void backward(const Run *run, int last) {
     for (Int k = run->graph->nodes - 1; k >= 0; k--) {
         const Node *node = run->graph->node + k;
+        const Operation *operation = operations[node->kind];
         if (run->graph->value[node->result].slope == NOTHING) continue; /* nothing is learned */
-        operations[node->kind]->backward(run, node);
+        operation->backward(run, node);
+        if (last && operation->finish) operation->finish(run, node);
     }
 }
 
@@ -102,7 +101,6 @@ static float one_gradient(
         .statistics = statistics, .training = 1,
     };
     memset(gradient, 0, sizeof(float) * graph->parameters);
-    prepare(&run);
     double loss = 0;
     Int samples = graph->vecs * LANES;
     for (Int first = 0; first < size; first += samples, inputs += chunk_size(graph)) {
@@ -112,11 +110,7 @@ static float one_gradient(
         run.first = first;
         forward(&run);
         loss += loss_and_slopes(&run, targets, 1.0f / size);
-        backward(&run);
-    }
-    for (Int k = 0; k < graph->nodes; k++) {
-        const Node *node = graph->node + k;
-        if (operations[node->kind]->finish) operations[node->kind]->finish(&run, node);
+        backward(&run, first + samples >= size);
     }
     return loss / size;
 }
@@ -166,7 +160,6 @@ void parley_statistics(
             .inputs = (vec *)converted[p], .statistics = statistics + p * statistics_stride,
             .vecs = blocks_of(sizes[p]), .samples = sizes[p], .training = 1,
         };
-        prepare(&run);
         forward(&run);
     }
 }
@@ -183,10 +176,10 @@ void parley_predict(
             .graph = graph, .memory = workspace, .parameters = models[m],
             .statistics = models[m] + graph->parameters, .inputs = (vec *)converted,
         };
-        prepare(&run);
         for (Int first = 0; first < n; first += samples, run.inputs += chunk_size(graph)) {
             run.samples = smallest(samples, n - first);
             run.vecs = blocks_of(run.samples);
+            run.first = first;
             forward(&run);
             Map z = map_of(&run, graph->output);
             for (Int i = 0; i < run.samples; i++)

@@ -70,8 +70,8 @@ typedef struct { /* vectors that an operation asks for */
 typedef struct {
     void (*forward)(const Run *, const Node *);
     void (*backward)(const Run *, const Node *);
-    void (*prepare)(const Run *, const Node *); /* once for each model, before its chunks */
-    void (*finish)(const Run *, const Node *);  /* once for each gradient, after its chunks */
+    void (*prepare)(const Run *, const Node *); /* once for each model, before its first chunk */
+    void (*finish)(const Run *, const Node *);  /* once for each gradient, after its last chunk */
     void (*sizes)(const Graph *, const Node *, Sizes *);
 } Operation;
 

@@ -21,37 +21,41 @@ static ALWAYS_INLINE vec hyperbolic_tangent(vec x) {
     return choose(less(absolute(x), splat(0.625f)), x + x * square * p, far);
 }
 
-/* The normal distribution function to 1e-7, and its density: in the middle a polynomial of the error
- * function (Cephes' coefficients), which is exact near zero; outside Abramowitz and Stegun 7.1.26. */
-static ALWAYS_INLINE vec normal(vec x, vec *density) {
-    vec e = exponential(-0.5f * x * x), t = 1.0f / (1.0f + (0.3275911f * 0.70710678f) * absolute(x));
-    vec p = splat(1.061405429f);
-    p = p * t - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    vec tail = 0.5f * p * t * e;
-    *density = 0.39894228f * e;
-    vec z = x * 0.70710678f, square = z * z, m = splat(7.853861353153693e-5f);
-    m = m * square - 8.010193625184903e-4f;
-    m = m * square + 5.188327685732524e-3f;
-    m = m * square - 2.685381193529856e-2f;
-    m = m * square + 1.128358514861418e-1f;
-    m = m * square - 3.761262582423300e-1f;
-    m = m * square + 1.128379165726710f;
-    vec outside = choose(less(x, (vec){0}), tail, 1.0f - tail);
-    return choose(less(square, splat(1)), 0.5f + 0.5f * z * m, outside);
+/* An odd function as x P(x²) / Q(x²) with minimax coefficients, the constant first, and Q(0) = 1; from
+ * `limit` on it is constant. */
+static ALWAYS_INLINE vec odd_ratio(vec x, float limit, const float p[6], const float q[5]) {
+    x = at_most(at_least(x, -limit), limit);
+    vec t = x * x, above = splat(p[5]), below = splat(q[4]);
+    UNROLL for (int k = 4; k >= 0; k--) above = above * t + p[k];
+    UNROLL for (int k = 3; k >= 0; k--) below = below * t + q[k];
+    return x * above / (below * t + 1.0f);
+}
+
+/* With N and n the normal distribution and its density, GELU is x N(x). Far below zero the factor is
+ * bounded, as what is left of N there is rounding. N to 2e-7: */
+static ALWAYS_INLINE vec gelu(vec x) {
+    static const float p[] = {
+        0.398942232f, 0.033852648f, 0.00467726029f, 0.000168825602f, 6.35210836e-06f, 2.27493508e-08f,
+    }, q[] = {0.251521915f, 0.0286458712f, 0.0018844445f, 7.36474249e-05f, 1.1975028e-06f};
+    return at_least(x, -5.5f) * (0.5f + odd_ratio(x, 5.5f, p, q));
+}
+
+/* N(x) + x n(x) to 3e-7. */
+static ALWAYS_INLINE vec gelu_slope(vec x) {
+    static const float p[] = {
+        0.797884524f, -0.0307434089f, 0.0142091708f, 2.41847556e-05f, 3.58505822e-05f, 1.90884919e-07f,
+    }, q[] = {0.294805735f, 0.0410647169f, 0.00352876191f, 0.000193520187f, 8.887474e-06f};
+    return 0.5f + odd_ratio(x, 6.0f, p, q);
 }
 
 static ALWAYS_INLINE vec value_of(const int form, vec x, float a, float b) {
-    vec unused;
     switch (form) {
     case RELU: return at_least(x, 0);
     case RELU6: return at_most(at_least(x, 0), 6);
     case SIGMOID: return sigmoid(x);
     case TANH: return hyperbolic_tangent(x);
     case LEAKY_RELU: return choose(less((vec){0}, x), x, x * a);
-    case GELU: return x * normal(x, &unused);
+    case GELU: return gelu(x);
     case GELU_TANH: return 0.5f * x * (1.0f + hyperbolic_tangent(0.79788456f * (x + 0.044715f * x * x * x)));
     case SILU: return x * sigmoid(x);
     case HARD_SWISH: return x * at_most(at_least(x * (1.0f / 6) + 0.5f, 0), 1);
@@ -63,17 +67,14 @@ static ALWAYS_INLINE vec value_of(const int form, vec x, float a, float b) {
 
 /* The slope, from the result for the first four and from the input for the others. */
 static ALWAYS_INLINE vec slope_at(const int form, vec x, float a) {
-    vec one = splat(1), none = {0}, density;
+    vec one = splat(1), none = {0};
     switch (form) {
     case RELU: return choose(less(none, x), one, none);
     case RELU6: return choose(less(none, x), choose(less(x, splat(6)), one, none), none);
     case SIGMOID: return x * (1.0f - x);
     case TANH: return 1.0f - x * x;
     case LEAKY_RELU: return choose(less(none, x), one, splat(a));
-    case GELU: {
-        vec share = normal(x, &density);
-        return share + x * density;
-    }
+    case GELU: return gelu_slope(x);
     case GELU_TANH: {
         vec t = hyperbolic_tangent(0.79788456f * (x + 0.044715f * x * x * x));
         return 0.5f * (1.0f + t) + 0.39894228f * x * (1.0f - t * t) * (1.0f + 0.134145f * x * x);

@@ -75,6 +75,48 @@ void multiply(const Product *p, Int m, Int n, Tile best) {
     }
 }
 
+/* ---- sums of every lane by itself ---- */
+
+static ALWAYS_INLINE void dot_tile(const int a, const int b, const Dots *d) {
+    vec sum[TALL][WIDE];
+    const vec *right[WIDE], *left = d->left;
+    Int left_m = d->left_m, depth = d->depth;
+    UNROLL for (int i = 0; i < a; i++)
+        UNROLL for (int j = 0; j < b; j++) sum[i][j] = d->add ? d->sum[i * d->sum_m + j] : (vec){0};
+    UNROLL for (int j = 0; j < b; j++) right[j] = d->right[j];
+    for (Int k = 0; k < depth; k++) {
+        vec value[WIDE];
+        UNROLL for (int j = 0; j < b; j++) value[j] = right[j][k];
+        UNROLL for (int i = 0; i < a; i++) {
+            vec factor = left[i * left_m + k];
+            HOLD(factor);
+            UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];
+        }
+    }
+    UNROLL for (int i = 0; i < a; i++)
+        UNROLL for (int j = 0; j < b; j++) d->sum[i * d->sum_m + j] = sum[i][j];
+}
+
+#define DEFINE_DOTS(A, B) \
+    static void dots_##A##_##B(const Dots *d) { dot_tile(A, B, d); }
+EACH_SIZE(DEFINE_DOTS)
+#define DOTS_ENTRY(A, B) [A][B] = dots_##A##_##B,
+static void (*const dot_tiles[TALL + 1][WIDE + 1])(const Dots *) = {EACH_SIZE(DOTS_ENTRY)};
+
+void dots(const Dots *d, Int m, Int n) {
+    const Int tall = TALL, wide = REGISTERS == 32 ? 3 : 2; /* wider ones lack registers for addresses */
+    Dots tile = *d;
+    for (Int i = 0; i < m; i += tall) {
+        Int a = smallest(tall, m - i);
+        tile.left = d->left + i * d->left_m;
+        for (Int j = 0; j < n; j += wide) {
+            tile.right = d->right + j;
+            tile.sum = d->sum + i * d->sum_m + j;
+            dot_tiles[a][smallest(wide, n - j)](&tile);
+        }
+    }
+}
+
 /* LANES x LANES values. Values a power of two apart change places, one power after the other. */
 #if defined(__AVX__) && !defined(__AVX512F__)
 static ALWAYS_INLINE void turn_tile(const float *const from[LANES], Int at, float *to, Int to_row) {

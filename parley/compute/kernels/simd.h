@@ -32,6 +32,15 @@ typedef float loose __attribute__((vector_size(LANES * 4), may_alias, aligned(4)
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint8_t bytes __attribute__((vector_size(LANES), may_alias, aligned(1)));
 
+/* Keeps a vector that is used several times in a register: GCC would load it again for every use. */
+#if defined(__AVX512F__)
+#define HOLD(v) __asm__("" : "+v"(v))
+#elif defined(__AVX__)
+#define HOLD(v) __asm__("" : "+x"(v))
+#else
+#define HOLD(v) (void)0
+#endif
+
 static ALWAYS_INLINE vec splat(float a) { return a - (vec){0}; }
 static ALWAYS_INLINE vec either(int is, vec a, vec b) { return is ? a : b; }
 
@@ -67,9 +76,17 @@ static ALWAYS_INLINE mask lanes_of(uint32_t bits) { /* lane k by bit k */
 }
 #endif
 
-/* The operand order lets a NaN in x through. */
+/* The operand order lets a NaN in x through: both instructions return the second one then. */
+#if defined(__AVX512F__)
+static ALWAYS_INLINE vec at_least(vec x, float low) { return _mm512_max_ps(splat(low), x); }
+static ALWAYS_INLINE vec at_most(vec x, float high) { return _mm512_min_ps(splat(high), x); }
+#elif defined(__AVX__)
+static ALWAYS_INLINE vec at_least(vec x, float low) { return _mm256_max_ps(splat(low), x); }
+static ALWAYS_INLINE vec at_most(vec x, float high) { return _mm256_min_ps(splat(high), x); }
+#else
 static ALWAYS_INLINE vec at_least(vec x, float low) { return choose(less(x, splat(low)), splat(low), x); }
 static ALWAYS_INLINE vec at_most(vec x, float high) { return choose(less(splat(high), x), splat(high), x); }
+#endif
 
 static ALWAYS_INLINE float total(vec v) {
 #if defined(__AVX512F__)

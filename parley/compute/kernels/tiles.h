@@ -41,6 +41,17 @@ typedef struct { /* c[m][n] (+)= sum over k of a[m, k] b[k][n]; strides in float
 /* n counts vectors: rows of b and c are whole ones. */
 void multiply(const Product *p, Int m, Int n, Tile tile);
 
+typedef struct { /* sum[m][n] (+)= sum over k of left[m, k] * right[n][k], lane by lane */
+    const vec *left;
+    Int left_m;
+    const vec *const *right;
+    Int depth;
+    vec *sum;
+    Int sum_m, add;
+} Dots;
+
+void dots(const Dots *d, Int m, Int n);
+
 /* Columns of from[LANES][.] become the rows of to[count][.], for `count` columns. */
 void turn(const float *const from[LANES], Int count, float *to, Int to_row);
 

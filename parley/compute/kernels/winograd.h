@@ -2,7 +2,7 @@
 #define PARLEY_WINOGRAD
 #include "graph.h"
 
-/* A 3 x 3 convolution with stride 1 by Winograd's F(4 x 4, 3 x 3): see winograd.c. */
+/* A convolution with stride 1 and 3 x 3 or 5 x 5 taps by Winograd's method: see winograd.c. */
 void winograd_prepare(const Run *run, const Node *node);
 void winograd_forward(const Run *run, const Node *node);
 void winograd_backward(const Run *run, const Node *node);

@@ -1,0 +1,165 @@
+/* The one-dimensional maps of minimal filtering. With w the taps of a kernel, d what a tile sees and y
+ * its outputs,  y = Aᵀ (G w ∘ Bᵀ d): as many products as there are points. The gradients take the
+ * adjoints: dw = Gᵀ (A g ∘ Bᵀ d) and dd = B (A g ∘ G w).
+ *
+ *            outputs  taps  points
+ *     F43       4      3    0, ±1, ±2, infinity
+ *     F45       4      5    0, ±1, ±2, ±1/2, infinity
+ *     F22       2      3    a whole map of two pixels between zeros: three products for the four
+ *                           that meet it, y0 = w1 (d0 + d1) + (w2 - w1) d1 and likewise y1
+ *
+ * Every map reads values `step` apart and writes them `to` apart. `f` is a constant: the compiler
+ * leaves one of the branches. */
+#ifndef PARLEY_TRANSFORMS
+#define PARLEY_TRANSFORMS
+#include "simd.h"
+
+enum { F43, F45, F22 };
+
+static ALWAYS_INLINE int side_of(const int f) { return f == F22 ? 2 : 4; } /* outputs of a tile */
+static ALWAYS_INLINE int taps_of(const int f) { return f == F45 ? 5 : 3; }
+static ALWAYS_INLINE int sight_of(const int f) { return f == F43 ? 6 : f == F45 ? 8 : 2; } /* inputs */
+static ALWAYS_INLINE int points_of(const int f) { return f == F22 ? 3 : sight_of(f); }
+#define MOST_POINTS 8
+
+static ALWAYS_INLINE void input_transform(const int f, const vec *d, Int step, vec *t, Int to) { /* Bᵀ */
+    if (f == F22) {
+        t[0] = d[0] + d[step], t[to] = d[step], t[2 * to] = d[0];
+        return;
+    }
+    vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
+    if (f == F43) {
+        vec a = d4 - 4.0f * d2, b = d3 - 4.0f * d1, c = d4 - d2, e = 2.0f * (d3 - d1);
+        t[0] = 4.0f * d0 - 5.0f * d2 + d4;
+        t[to] = a + b, t[2 * to] = a - b;
+        t[3 * to] = c + e, t[4 * to] = c - e;
+        t[5 * to] = 4.0f * d1 - 5.0f * d3 + d5;
+        return;
+    }
+    vec d6 = d[6 * step], d7 = d[7 * step];
+    vec even = d2 + d6 - 4.25f * d4, odd = d1 + d5 - 4.25f * d3;
+    vec far = 0.25f * d2 + d6 - 1.25f * d4, wide = 0.5f * d1 + 2.0f * d5 - 2.5f * d3;
+    vec near = 4.0f * d2 + d6 - 5.0f * d4, thin = 2.0f * d1 + 0.5f * d5 - 2.5f * d3;
+    t[0] = d0 - d6 + 5.25f * (d4 - d2);
+    t[to] = even + odd, t[2 * to] = even - odd;
+    t[3 * to] = far + wide, t[4 * to] = far - wide;
+    t[5 * to] = near + thin, t[6 * to] = near - thin;
+    t[7 * to] = d7 - d1 + 5.25f * (d3 - d5);
+}
+
+static ALWAYS_INLINE void input_adjoint(const int f, const vec *t, Int step, vec *d, Int to) { /* B */
+    vec t0 = t[0];
+    if (f == F22) {
+        d[0] = t0 + t[2 * step], d[to] = t0 + t[step];
+        return;
+    }
+    vec plus = t[step] + t[2 * step], minus = t[step] - t[2 * step];
+    vec far = t[3 * step] + t[4 * step], wide = t[3 * step] - t[4 * step];
+    if (f == F43) {
+        vec t5 = t[5 * step];
+        wide *= 2.0f;
+        d[0] = 4.0f * t0;
+        d[to] = 4.0f * (t5 - minus) - wide;
+        d[2 * to] = -5.0f * t0 - 4.0f * plus - far;
+        d[3 * to] = minus + wide - 5.0f * t5;
+        d[4 * to] = t0 + plus + far;
+        d[5 * to] = t5;
+        return;
+    }
+    vec near = t[5 * step] + t[6 * step], thin = t[5 * step] - t[6 * step], t7 = t[7 * step];
+    d[0] = t0;
+    d[to] = minus + 0.5f * wide + 2.0f * thin - t7;
+    d[2 * to] = plus - 5.25f * t0 + 0.25f * far + 4.0f * near;
+    d[3 * to] = 5.25f * t7 - 4.25f * minus - 2.5f * (wide + thin);
+    d[4 * to] = 5.25f * t0 - 4.25f * plus - 1.25f * far - 5.0f * near;
+    d[5 * to] = minus - 5.25f * t7 + 2.0f * wide + 0.5f * thin;
+    d[6 * to] = plus - t0 + far + near;
+    d[7 * to] = t7;
+}
+
+static ALWAYS_INLINE void output_transform(const int f, const vec *m, Int step, vec *y, Int to) { /* Aᵀ */
+    if (f == F22) {
+        y[0] = m[0] + m[step], y[to] = m[0] + m[2 * step];
+        return;
+    }
+    vec plus = m[step] + m[2 * step], minus = m[step] - m[2 * step];
+    vec far = m[3 * step] + m[4 * step], wide = m[3 * step] - m[4 * step];
+    if (f == F43) {
+        y[0] = m[0] + plus + far;
+        y[to] = minus + 2.0f * wide;
+        y[2 * to] = plus + 4.0f * far;
+        y[3 * to] = minus + 8.0f * wide + m[5 * step];
+        return;
+    }
+    vec near = m[5 * step] + m[6 * step], thin = m[5 * step] - m[6 * step];
+    y[0] = m[0] + plus + (far + near);
+    y[to] = minus + 2.0f * wide + 0.5f * thin;
+    y[2 * to] = plus + 4.0f * far + 0.25f * near;
+    y[3 * to] = minus + 8.0f * wide + 0.125f * thin + m[7 * step];
+}
+
+static ALWAYS_INLINE void output_adjoint(const int f, const vec *g, Int step, vec *y, Int to) { /* A */
+    vec g0 = g[0], g1 = g[step];
+    if (f == F22) {
+        y[0] = g0 + g1, y[to] = g0, y[2 * to] = g1;
+        return;
+    }
+    vec g2 = g[2 * step], g3 = g[3 * step];
+    vec even = g0 + g2, odd = g1 + g3, far = g0 + 4.0f * g2, wide = 2.0f * g1 + 8.0f * g3;
+    y[0] = g0;
+    y[to] = even + odd, y[2 * to] = even - odd;
+    y[3 * to] = far + wide, y[4 * to] = far - wide;
+    if (f == F45) {
+        vec near = g0 + 0.25f * g2, thin = 0.5f * g1 + 0.125f * g3;
+        y[5 * to] = near + thin, y[6 * to] = near - thin;
+    }
+    y[(points_of(f) - 1) * to] = g3;
+}
+
+static ALWAYS_INLINE void weight_transform(const int f, const vec *w, Int step, vec *u, Int to) { /* G */
+    vec w0 = w[0], w1 = w[step], w2 = w[2 * step];
+    if (f == F22) {
+        u[0] = w1, u[to] = w2 - w1, u[2 * to] = w0 - w1;
+        return;
+    }
+    if (f == F43) {
+        vec even = w0 + w2, far = w0 + 4.0f * w2;
+        u[0] = w0 * 0.25f, u[5 * to] = w2;
+        u[to] = (even + w1) * (-1.0f / 6), u[2 * to] = (even - w1) * (-1.0f / 6);
+        u[3 * to] = (far + 2.0f * w1) * (1.0f / 24), u[4 * to] = (far - 2.0f * w1) * (1.0f / 24);
+        return;
+    }
+    vec w3 = w[3 * step], w4 = w[4 * step];
+    vec even = w0 + w2 + w4, odd = w1 + w3;
+    vec far = w0 + 4.0f * w2 + 16.0f * w4, wide = 2.0f * w1 + 8.0f * w3;
+    vec near = w0 + 0.25f * w2 + 0.0625f * w4, thin = 0.5f * w1 + 0.125f * w3;
+    u[0] = w0, u[7 * to] = w4;
+    u[to] = (even + odd) * (-2.0f / 9), u[2 * to] = (even - odd) * (-2.0f / 9);
+    u[3 * to] = (far + wide) * (1.0f / 90), u[4 * to] = (far - wide) * (1.0f / 90);
+    u[5 * to] = (near + thin) * (32.0f / 45), u[6 * to] = (near - thin) * (32.0f / 45);
+}
+
+static ALWAYS_INLINE void weight_adjoint(const int f, const vec *u, Int step, vec *w, Int to) { /* Gᵀ */
+    if (f == F22) {
+        w[0] = u[2 * step], w[to] = u[0] - u[step] - u[2 * step], w[2 * to] = u[step];
+        return;
+    }
+    if (f == F43) {
+        vec plus = (u[step] + u[2 * step]) * (1.0f / 6), minus = (u[2 * step] - u[step]) * (1.0f / 6);
+        vec far = (u[3 * step] + u[4 * step]) * (1.0f / 6), wide = (u[3 * step] - u[4 * step]) * (1.0f / 12);
+        w[0] = u[0] * 0.25f - plus + far * 0.25f;
+        w[to] = minus + wide;
+        w[2 * to] = far - plus + u[5 * step];
+        return;
+    }
+    vec plus = (u[step] + u[2 * step]) * (-2.0f / 9), minus = (u[step] - u[2 * step]) * (-2.0f / 9);
+    vec far = (u[3 * step] + u[4 * step]) * (1.0f / 90), wide = (u[3 * step] - u[4 * step]) * (1.0f / 45);
+    vec near = (u[5 * step] + u[6 * step]) * (32.0f / 45), thin = (u[5 * step] - u[6 * step]) * (16.0f / 45);
+    w[0] = u[0] + plus + (far + near);
+    w[to] = minus + wide + thin;
+    w[2 * to] = plus + 4.0f * far + 0.25f * near;
+    w[3 * to] = minus + 4.0f * wide + 0.25f * thin;
+    w[4 * to] = plus + 16.0f * far + 0.0625f * near + u[7 * step];
+}
+
+#endif
