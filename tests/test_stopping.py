@@ -130,13 +130,13 @@ class TestStopping:
         records = [r["epoch"] for r in result.records]
         assert records == [2, 3]
         assert [s if isinstance(s, int) else s["epoch"] for s in seen] == [1, 2, 2, 3, 3]
-        assert result.summary["stopped"] == "on_epoch said so"
+        assert result.summary["stopped"] == "on_epoch returned True"
 
     @pytest.mark.parametrize("true", [np.bool_(True), np.array(True), torch.tensor(True)])
     def test_comparisons_of_numpy_and_torch_stop_too(self, true: Any) -> None:
         result = parley.train(**TINY, epochs=3, on_record=lambda record: true)
         assert [r["epoch"] for r in result.records] == [1]
-        assert result.summary["stopped"] == "on_record said so"
+        assert result.summary["stopped"] == "on_record returned True"
 
     def test_other_answers_do_not(self) -> None:
         answers = iter([np.bool_(False), 1, "yes", np.array([True, True])])

@@ -145,6 +145,10 @@ class Algorithm(Checked, ABC):
         """The same at another averaging rate, γ times `factor`."""
         return self.model_copy(update={"gamma": self.gossip_rate * factor})
 
+    def highest_rate(self, topology: Topology) -> float:
+        """An averaging rate up to which it works on a graph."""
+        return 1.0
+
     def check(self, topology: Topology) -> None:
         """Refuses a graph whose weights or changes the algorithm cannot handle."""
         if self.static and topology.phases:

@@ -68,7 +68,7 @@ class SkewScout(MomentumSGD):
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
         x_AD, waited_A = x_AD + d_AD, waited_A + 1
         if float(waited_A[0]) >= float(interval_A[0]):
-            hood = hood.at(hood.step, int(rounds_A[0]))  # if graphs take turns, none is left out
+            hood = hood.on_graph(int(rounds_A[0]))  # of those that take turns, none is left out
             x_I = hood.exchange(x_AD)
             lost_A = lost_A + lost_on_travels(x_AD, x_I, hood, batch)
             x_AD = hood.gossip(x_AD, x_I, self.gamma)

@@ -7,8 +7,9 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find, part_kind
+from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, AlgorithmKind, find, part_kind
 from parley.cli.options import Json
+from parley.cli.own_algorithm import own_algorithm
 from parley.cli.screen import screen
 from parley.errors import valid_values
 from parley.results.table import Table
@@ -21,7 +22,9 @@ def list_algorithms(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An algorithm, to see its options.", metavar="NAME", show_default=False
+            help="An algorithm, or your own as module:Class, to see its options.",
+            metavar="NAME",
+            show_default=False,
         ),
     ] = None,
     json_: Json = False,
@@ -34,7 +37,7 @@ def list_algorithms(
     """
     if json_:
         chosen = [name] if name else list(ALGORITHMS)
-        fields = {n: find(n).options() for n in chosen}
+        fields = {n: _kind(n).options() for n in chosen}
         print(json.dumps({n: {k: f.default for k, f in fields[n].items()} for n in chosen}))
     elif name is None:
         ideas = [_prose(algorithm.about()).partition(". ")[0] for algorithm in ALGORITHMS.values()]
@@ -48,7 +51,7 @@ def list_algorithms(
         parts = ", ".join(f"{part} ({part_kind(part)})" for part in PARTS)
         screen.print(f"Parts that can be joined, as in ngc+qgm: {parts}.", highlight=False)
     else:
-        algorithm = find(name)
+        algorithm = _kind(name)
         screen.print(Text(f"{algorithm.title}: {_prose(algorithm.about())}\n"))
         options = algorithm.options()
         for option, field in options.items():
@@ -58,6 +61,13 @@ def list_algorithms(
             line.append(f"  [{valid_values(field)}]", "dim")
             screen.print(line)
             screen.print(Padding(Text(" ".join((field.description or "").split())), (0, 0, 0, 4)))
+
+
+def _kind(name: str) -> AlgorithmKind:
+    """One of Parley's algorithms, or the user's own."""
+    own = own_algorithm(name)
+    kind: AlgorithmKind = own["name"] if own else find(name)
+    return kind
 
 
 def _prose(text: str) -> str:

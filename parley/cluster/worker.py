@@ -286,7 +286,7 @@ class Worker:
             self.assignment.watch(event)
         if rank == 0:
             membership.beat()
-        if isinstance(event, EpochDone) and event.epoch < self.experiment.epochs:
+        if isinstance(event, EpochDone) and not event.last:
             rejoining = rank == 0 and membership.waiting(roster.generation)
             # Whether somebody waits is for the first worker to say, whatever the others send.
             if float(run.transport.each(torch.tensor(float(rejoining)))[0]) == 1:

@@ -161,6 +161,11 @@ class Neighbourhood:
         view.meter = self.meter
         return view
 
+    def on_graph(self, turn: int) -> "Neighbourhood":
+        """The same step on the graph whose turn it is, if the graph changes; for algorithms that
+        decide by themselves when to average."""
+        return self.at(self.step, turn)
+
     def aside(self) -> "Neighbourhood":
         """The same for measuring rather than training: computation is counted separately."""
         view = copy(self)

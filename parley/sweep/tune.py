@@ -26,6 +26,7 @@ from parley.store.folder import RunFolder
 from parley.sweep import compare as comparison
 from parley.sweep.compare import slug
 from parley.sweep.jobs import Job
+from parley.training.problem import topology_of
 from parley.training.record import value
 
 RATES = (0.01, 1.0)
@@ -75,10 +76,13 @@ def points(trials: int, seed: int) -> list[tuple[float, float]]:
 
 
 def settings_of(
-    algorithm: Algorithm, at: tuple[float, float], rates: tuple[float, float] = RATES
+    algorithm: Algorithm,
+    at: tuple[float, float],
+    rates: tuple[float, float] = RATES,
+    most: float = 1.0,
 ) -> dict[str, float]:
-    """What a method tries at a point: a learning rate, and γ if its default is below 1 and none was
-    given.
+    """What a method tries at a point: a learning rate, and γ, of `most` at most, if its default is
+    below 1 and none was given.
 
     >>> from parley.algorithms import DPSGD
     >>> settings_of(DPSGD(), (0.5, 0.5))
@@ -89,7 +93,8 @@ def settings_of(
     if gamma < 1 and "gamma" not in algorithm.settings(given=True):
         field = algorithm.kind.options()["gamma"]
         limits = [limit for m in field.metadata if (limit := getattr(m, "le", None)) is not None]
-        chosen["gamma"] = _between(gamma / SPAN, min([gamma * SPAN, *limits]), at[1])
+        drawn = _between(gamma / SPAN, min([gamma * SPAN, *limits]), at[1])
+        chosen["gamma"] = min(drawn, most)
     return chosen
 
 
@@ -116,8 +121,9 @@ def plan(
     named = zip(comparison.labels(experiments), keys, experiments, strict=True)
     for label, key, experiment in named:
         share = experiment.validation or VALIDATION
+        most = experiment.algorithm.highest_rate(topology_of(experiment))
         for number, at in enumerate(points(trials, experiment.seed)):
-            chosen = settings_of(experiment.algorithm, at, rates)
+            chosen = settings_of(experiment.algorithm, at, rates, most)
             # Only the final result counts, and accuracy after gossip is not needed.
             every = experiment.evaluate_every if experiment.stop_when else experiment.epochs
             measured = {"validation": share, "gossip_rounds": 0, "evaluate_every": every}

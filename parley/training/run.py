@@ -288,7 +288,7 @@ class Run:
         if (callback := getattr(self.callbacks, name)) is None:
             return ""
         answer = torch.tensor(float(says_stop(callback(what))), dtype=torch.float64)
-        return f"{name} said so" if float(self.transport.each(answer)[0]) == 1 else ""
+        return f"{name} returned True" if float(self.transport.each(answer)[0]) == 1 else ""
 
     def _checked_losses(self, loss_A: Tensor, active_A: Tensor | None) -> Losses:
         if not bool(torch.isfinite(loss_A).all()):

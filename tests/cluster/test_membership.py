@@ -3,14 +3,18 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from parley.cluster.heal import Membership
-from parley.cluster.join import Meeting, Roster
+from parley.cluster.join import Meeting, RejoinRequest, Roster
+from parley.cluster.worker import Worker
 from parley.errors import ParleyError
+from parley.training.events import EpochDone
 
 WORLD, PATIENCE = 3, 60.0
 SHORT = 1.0
@@ -113,3 +117,19 @@ def test_a_roster_that_nobody_honest_wrote(said: str) -> None:
     store.set("roster/0", said)
     with pytest.raises(ParleyError, match="roster"):
         member(store, 0)._settle(0, left=False)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_nobody_is_let_in_once_the_run_has_ended(last: bool) -> None:
+    """A callback or a condition can end it before its last epoch: it must not go on for a worker
+    that waits just then."""
+    seen: list[Any] = []
+    worker: Any = SimpleNamespace(
+        meeting=SimpleNamespace(apart=False), assignment=SimpleNamespace(watch=seen.append)
+    )
+    membership: Any = SimpleNamespace(beat=lambda: None, waiting=lambda generation: True)
+    run: Any = SimpleNamespace(transport=SimpleNamespace(each=lambda value: value[None]))
+    event = EpochDone(3, None, last)
+    with nullcontext() if last else pytest.raises(RejoinRequest):
+        Worker._each(worker, membership, Roster(0, (0, 1)), run, 0, event)
+    assert seen == [event]

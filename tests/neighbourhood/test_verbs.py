@@ -301,6 +301,21 @@ class TestSteps:
         assert torch.equal(third.keyed(codec).round_trip(ones_AD), early)
         assert (hood.step, third.step, fourth.step) == (0, 3, 4)
 
+    def test_graphs_take_turns(self) -> None:
+        """By steps, or as is asked; from a view of one of them as from the whole."""
+        topology = graphs.one_peer_exponential(5)
+        hood, meter = small.hood(topology), Meter()
+        edges = [list(topology.at(turn).edges) for turn in range(5)]
+        assert [hood.at(step).edges for step in range(5)] == edges
+        late = hood.at(7, 2)
+        late.meter = meter
+        assert (late.step, late.edges) == (7, edges[2])
+        other = late.on_graph(4)
+        assert (other.step, other.edges, other.meter) == (7, edges[4], meter)
+        assert other.edges != late.edges
+        fixed = small.hood(graphs.ring(4)).at(3)
+        assert (fixed.on_graph(5).step, fixed.on_graph(5).edges) == (3, fixed.edges)
+
     def test_accuracy_here_and_there(self) -> None:
         hood = small.hood(graphs.ring(4))
         x_AD, batch = values(hood), small.batches(hood.placement).at(0)

@@ -110,6 +110,14 @@ class TestSearch:
         assert (low, high) == (0.04, 1.0)  # 0.2 over 5, and times 5
         assert tune.settings_of(build("d2", {}), (0.5, 1.0))["gamma"] == 1.0  # not above its limit
 
+    @pytest.mark.parametrize("name", ["d2", "led"])
+    def test_gamma_is_one_that_the_graph_allows(self, name: str, tmp_path: Path) -> None:
+        """The smallest eigenvalue of a hypercube is -1/2, so that γ has to be below 8/9."""
+        todo = tune.plan(experiments(name, topology="hypercube", agents=8), 30, tmp_path)
+        assert max(trial.settings["gamma"] for trial in todo) == pytest.approx(0.88)
+        for trial in todo:
+            trial.experiment.algorithm.check(problems.topology_of(trial.experiment))
+
     def test_rates_the_wrong_way_round(self, tmp_path: Path) -> None:
         with pytest.raises(BadValue, match="rates"):
             tune.plan(experiments("dpsgd"), 2, tmp_path, (1.0, 0.1))

@@ -383,4 +383,4 @@ def test_only_the_first_worker_says_when_to_stop():
     run.transport = transport
     for lie in (1.0, -1.0, torch.nan, 1e300):
         transport.lie = lambda said, lie=lie: torch.full_like(said, lie)
-        assert [run._asked("on_epoch", epoch) for epoch in (1, 2)] == ["", "on_epoch said so"]
+        assert [run._asked("on_epoch", epoch) for epoch in (1, 2)] == ["", "on_epoch returned True"]
