@@ -170,6 +170,10 @@ def _targets(model: nn.Module, lora: Lora, whole: tuple[str, ...]) -> list[str]:
             if layer is not last and not any(f"{name}.".startswith(f"{p}.") for p in whole)
         ]
     if lora.targets:
+        names = [name for name, _ in model.named_modules()]
+        for target in lora.targets:  # of several, peft would leave out those that it does not find
+            if not any(f".{name}".endswith(f".{target}") for name in names):
+                raise BadValue("lora.targets", target, _choices(model), "it has no such layer")
         return list(lora.targets)
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 

@@ -102,11 +102,11 @@ def _check_ids(ids: Tensor, vocabulary: int) -> None:
         raise BadValue("model", "text", "token IDs", f"the inputs are {ids.dtype}")
     if torch.compiler.is_exporting():
         return
-    largest = int(ids.max())
-    if largest >= vocabulary:
+    smallest, largest = int(ids.min()), int(ids.max())
+    if smallest < 0 or largest >= vocabulary:
         raise BadValue(
             "data.tokenizer",
-            f"token {largest}",
+            f"token {smallest if smallest < 0 else largest}",
             "the tokenizer that belongs to the model",
             because=f"the model knows {vocabulary} tokens",
         )

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 VALID = "a .safetensors file, the folder of a complete run, or hf: and a folder or hub ID"
 WEIGHTS = "model.safetensors"
-PREFIXES = ("", "network.")
+INSIDE = "network"
 """Parley's models of text have the network of `transformers` inside, under this name."""
 LISTED = 8
 """Tensors that are named, at most, where some do not fit."""
@@ -32,7 +32,7 @@ def start_from(model: nn.Module, source: str) -> None:
     tensors = _tensors(source)
     mine = model.state_dict()
     named = max(
-        ({prefix + name: value for name, value in tensors.items()} for prefix in PREFIXES),
+        ({prefix + name: value for name, value in tensors.items()} for prefix in _prefixes(model)),
         key=lambda there: len(mine.keys() & there.keys()),
     )
     fit = {n: v for n, v in named.items() if n in mine and mine[n].shape == v.shape}
@@ -41,14 +41,24 @@ def start_from(model: nn.Module, source: str) -> None:
         raise BadValue("init", source, "weights of this model, or of a part of it", because)
     with torch.no_grad():
         model.load_state_dict(fit, strict=False)
-    if left := strangers(mine, named):
+    # Tied weights are one tensor with several names, of which a file need not have all.
+    places = {mine[name].data_ptr() for name in fit if mine[name].numel()}
+    tied = {n for n in mine.keys() - named.keys() if mine[n].data_ptr() in places}
+    if left := strangers({n: v for n, v in mine.items() if n not in tied}, named):
         listed = "; ".join(left[:LISTED]) + f"; and {len(left) - LISTED} more" * (
             len(left) > LISTED
         )
         log.warning("init: %d of the model's %d tensors are from %s; not used: %s",
-                    len(fit), len(mine), source, listed)  # fmt: skip
+                    len(fit), len(mine) - len(tied), source, listed)  # fmt: skip
     else:
         log.info("init: all %d tensors are from %s", len(fit), source)
+
+
+def _prefixes(model: nn.Module) -> list[str]:
+    """What may come before the names in a file: nothing, or where the network of `transformers` is,
+    or its part without a head, which many files have alone."""
+    base = getattr(getattr(model, INSIDE, None), "base_model_prefix", "")
+    return ["", f"{INSIDE}.", f"{INSIDE}.{base}."]
 
 
 def strangers(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:

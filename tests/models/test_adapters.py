@@ -186,6 +186,7 @@ def test_parts_that_are_trained_in_full_by_name() -> None:
     ("lora", "why"),
     [
         (Lora(targets=("q_proj",)), r"lora.targets: 'q_proj'.*all-linear, or some.*: 1, 3"),
+        (Lora(targets=("1", "q_proj")), r"lora.targets: 'q_proj'.*it has no such layer"),
         (Lora(), r"lora.targets: '' is not valid \(which layers"),
         (Lora(targets=("1",), train=("head",)), r"lora.train: 'head'.*no such part"),
     ],

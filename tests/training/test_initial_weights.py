@@ -14,6 +14,7 @@ from parley.cluster import handshake
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.files import anchored
+from parley.models import text
 from parley.store.enclosed import enclosed
 from parley.training import problem as problems
 from parley.training.initial_weights import start_from
@@ -86,6 +87,41 @@ def parley_file(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
+
+
+class Tied(nn.Module):
+    """A language model whose first and last weights are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "head.weight"])
+def test_tied_weights_are_there_under_one_of_their_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    save_file({name: torch.ones(5, 3)}, tmp_path / "w.safetensors")
+    model = Tied()
+    with caplog.at_level(logging.INFO, logger="parley"):
+        start_from(model, str(tmp_path / "w.safetensors"))
+    assert (
+        torch.equal(model.head.weight, torch.ones(5, 3)) and model.embed.weight is model.head.weight
+    )
+    assert "init: all 1 tensors are from" in caplog.text
+
+
+def test_an_encoder_without_a_head_fits_a_classifier(tmp_path: Path) -> None:
+    """As most models on the hub are stored."""
+    pytest.importorskip("transformers")
+    source, model = (text.bert_mini((8,), 2, vocabulary=20) for _ in range(2))
+    encoder = source.network.bert.state_dict()
+    save_file({n: v.contiguous() for n, v in encoder.items()}, tmp_path / "model.safetensors")
+    start_from(model, f"hf:{tmp_path}")
+    for name, value in model.network.bert.state_dict().items():
+        assert torch.equal(value, encoder[name])
 
 
 def test_what_is_no_source_of_weights_is_refused(tmp_path: Path) -> None:
