@@ -143,10 +143,15 @@ def _by_tiles(kernel: tuple[int, ...], padding: Pair, inputs: Shape, outputs: Sh
     if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0] or min(wide, high) < 4:
         return False
     whole = kernel == (3, 3) and inputs[1:] == outputs[1:] == (2, 2)
-    side, points = (2, 3) if whole else (4, kernel[0] + 3)
-    tiles = -(-outputs[1] // side) * -(-outputs[2] // side)
-    # The products of a tile, and about six additions for each of its values in and out.
-    by_tiles = tiles * points**2 * (wide * high + 6 * (wide + high))
+    sides = (2,) if whole else (4, 5) if kernel == (5, 5) else (4,)
+    places = min(
+        -(-outputs[1] // side)
+        * -(-outputs[2] // side)
+        * (3 if whole else side + kernel[0] - 1) ** 2
+        for side in sides
+    )
+    # Their products, and about six additions for each value in and out.
+    by_tiles = places * (wide * high + 6 * (wide + high))
     met = [
         sum(0 <= at + tap - pad < size for at in range(count) for tap in range(kernel[0]))
         for pad, size, count in zip(padding, inputs[1:], outputs[1:], strict=True)

@@ -41,6 +41,7 @@ ROWS = {
     "3 x 3": Row((3, 16, 16), WINOGRAD, (32, 48, 3), {"padding": 1}),
     "3 x 3, few channels": Row((3, 12, 12), WINOGRAD, (6, 40, 3)),
     "5 x 5": Row((2, 14, 14), WINOGRAD, (6, 16, 5)),
+    "5 x 5, tiles of 4 x 4": Row((2, 12, 16), WINOGRAD, (6, 16, 5)),
     "5 x 5, padding": Row((2, 9, 7), WINOGRAD, (20, 17, 5), {"padding": 2, "bias": False}),
     "5 x 5, large padding": Row((2, 8, 12), WINOGRAD, (32, 40, 5), {"padding": 4}),
     "3 x 3 of 2 x 2 pixels": Row((3, 2, 2), WINOGRAD, (37, 45, 3), {"padding": 1}),

@@ -39,7 +39,10 @@ static ALWAYS_INLINE void gather_tile(const int a, const int b, const Gather *g)
             const vec *from = in + tap[t].offset;
             const float *weight = weights + tap[t].tap * a;
             vec value[WIDE];
-            UNROLL for (int j = 0; j < b; j++) value[j] = from[j];
+            UNROLL for (int j = 0; j < b; j++) {
+                value[j] = from[j];
+                HOLD(value[j]);
+            }
             UNROLL for (int i = 0; i < a; i++) {
                 vec factor = splat(weight[i]);
                 UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];

@@ -38,7 +38,10 @@ static ALWAYS_INLINE void multiply_tile(const int a, const int b, const Product 
     Int a_m = p->a_m, a_k = p->a_k, b_k = p->b_k;
     for (Int k = p->depth; k > 0; k--) {
         vec value[WIDE];
-        UNROLL for (int j = 0; j < b; j++) value[j] = ((const loose *)right)[j];
+        UNROLL for (int j = 0; j < b; j++) {
+            value[j] = ((const loose *)right)[j];
+            HOLD(value[j]);
+        }
         UNROLL for (int i = 0; i < a; i++) {
             vec factor = splat(left[i * a_m]);
             UNROLL for (int j = 0; j < b; j++) sum[i][j] += factor * value[j];

@@ -12,15 +12,14 @@
     M(3, 1) M(3, 2) M(3, 3) M(3, 4) M(3, 5) M(3, 6) M(4, 1) M(4, 2) M(4, 3) M(4, 4) M(4, 5) M(4, 6) \
     M(5, 1) M(5, 2) M(5, 3) M(5, 4) M(5, 5) M(6, 1) M(6, 2) M(6, 3) M(6, 4) \
     M(7, 1) M(7, 2) M(7, 3) M(8, 1) M(8, 2) M(8, 3)
-#define FITS(a, b) ((a) * (b) <= 25 && (a) <= TALL && (b) <= WIDE)
 #else
 #define TALL 6
 #define WIDE 4
 #define EACH_SIZE(M) \
-    M(1, 1) M(1, 2) M(1, 3) M(1, 4) M(2, 1) M(2, 2) M(2, 3) M(2, 4) M(3, 1) M(3, 2) M(3, 3) M(3, 4) \
+    M(1, 1) M(1, 2) M(1, 3) M(1, 4) M(2, 1) M(2, 2) M(2, 3) M(2, 4) M(3, 1) M(3, 2) M(3, 3) \
     M(4, 1) M(4, 2) M(4, 3) M(5, 1) M(5, 2) M(6, 1) M(6, 2)
-#define FITS(a, b) ((a) * (b) <= 12 && (a) <= TALL && (b) <= WIDE)
 #endif
+#define FITS(a, b) ((a) * (b) + (b) + 1 <= REGISTERS && (a) <= TALL && (b) <= WIDE)
 
 typedef struct {
     Int tall, wide;

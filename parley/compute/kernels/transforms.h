@@ -5,6 +5,7 @@
  *            outputs  taps  points
  *     F43       4      3    0, ±1, ±2, infinity
  *     F45       4      5    0, ±1, ±2, ±1/2, infinity
+ *     F55       5      5    0, ±1/2, ±7/8, ±3/2, ±4: of many tried, those with the smallest error
  *     F22       2      3    a whole map of two pixels between zeros: three products for the four
  *                           that meet it, y0 = w1 (d0 + d1) + (w2 - w1) d1 and likewise y1
  *
@@ -14,15 +15,47 @@
 #define PARLEY_TRANSFORMS
 #include "simd.h"
 
-enum { F43, F45, F22 };
+enum { F43, F45, F55, F22 };
 
-static ALWAYS_INLINE int side_of(const int f) { return f == F22 ? 2 : 4; } /* outputs of a tile */
-static ALWAYS_INLINE int taps_of(const int f) { return f == F45 ? 5 : 3; }
-static ALWAYS_INLINE int sight_of(const int f) { return f == F43 ? 6 : f == F45 ? 8 : 2; } /* inputs */
+static ALWAYS_INLINE int side_of(const int f) { return f == F55 ? 5 : f == F22 ? 2 : 4; } /* outputs */
+static ALWAYS_INLINE int taps_of(const int f) { return f == F45 || f == F55 ? 5 : 3; }
+static ALWAYS_INLINE int sight_of(const int f) { /* inputs of a tile */
+    return f == F22 ? 2 : side_of(f) + taps_of(f) - 1;
+}
 static ALWAYS_INLINE int points_of(const int f) { return f == F22 ? 3 : sight_of(f); }
-#define MOST_POINTS 8
+#define MOST_POINTS 9
+#define MOST_SIDE 5
+
+/* F55 has pairs of points ±q. A row of Bᵀ is the polynomial with all other points as its roots; S1 to S3
+ * are the elementary symmetric functions of the squares of the other three pairs, Z1 to Z4 of all four. */
+#define Q(i) ((const float[]){0.5f, 0.875f, 1.5f, 4.0f}[i])
+#define SQUARE(i) (Q(i) * Q(i))
+#define OTHERS(i, a, b, c) const float a = SQUARE((i + 1) % 4), b = SQUARE((i + 2) % 4), c = SQUARE((i + 3) % 4)
+static ALWAYS_INLINE float s1(int i) { OTHERS(i, a, b, c); return a + b + c; }
+static ALWAYS_INLINE float s2(int i) { OTHERS(i, a, b, c); return a * b + a * c + b * c; }
+static ALWAYS_INLINE float s3(int i) { OTHERS(i, a, b, c); return a * b * c; }
+#define Z1 (s1(0) + SQUARE(0))
+#define Z2 (s2(0) + s1(0) * SQUARE(0))
+#define Z3 (s3(0) + s2(0) * SQUARE(0))
+#define Z4 (s3(0) * SQUARE(0))
+/* What a row of G is divided by: the product of the differences from the other points. */
+static ALWAYS_INLINE float span(int i) {
+    OTHERS(i, a, b, c);
+    return 2 * SQUARE(i) * (SQUARE(i) - a) * (SQUARE(i) - b) * (SQUARE(i) - c);
+}
 
 static ALWAYS_INLINE void input_transform(const int f, const vec *d, Int step, vec *t, Int to) { /* Bᵀ */
+    if (f == F55) {
+        vec d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step];
+        vec d5 = d[5 * step], d6 = d[6 * step], d7 = d[7 * step], d8 = d[8 * step];
+        t[0] = d8 - Z1 * d6 + Z2 * d4 - Z3 * d2 + Z4 * d[0];
+        UNROLL for (int i = 0; i < 4; i++) {
+            vec even = d8 - s1(i) * d6 + s2(i) * d4 - s3(i) * d2;
+            vec odd = d7 - s1(i) * d5 + s2(i) * d3 - s3(i) * d1;
+            t[(2 * i + 1) * to] = even + Q(i) * odd, t[(2 * i + 2) * to] = even - Q(i) * odd;
+        }
+        return;
+    }
     if (f == F22) {
         t[0] = d[0] + d[step], t[to] = d[step], t[2 * to] = d[0];
         return;
@@ -48,6 +81,18 @@ static ALWAYS_INLINE void input_transform(const int f, const vec *d, Int step, v
 }
 
 static ALWAYS_INLINE void input_adjoint(const int f, const vec *t, Int step, vec *d, Int to) { /* B */
+    if (f == F55) {
+        vec t0 = t[0], e[4] = {Z4 * t0, -Z3 * t0, Z2 * t0, -Z1 * t0}, o[4] = {{0}};
+        d[0] = e[0], e[0] = e[1], e[1] = e[2], e[2] = e[3], e[3] = t0; /* of d2, d4, d6, d8 */
+        UNROLL for (int i = 0; i < 4; i++) {
+            vec sum = t[(2 * i + 1) * step] + t[(2 * i + 2) * step];
+            vec gap = Q(i) * (t[(2 * i + 1) * step] - t[(2 * i + 2) * step]);
+            e[0] -= s3(i) * sum, e[1] += s2(i) * sum, e[2] -= s1(i) * sum, e[3] += sum;
+            o[0] -= s3(i) * gap, o[1] += s2(i) * gap, o[2] -= s1(i) * gap, o[3] += gap;
+        }
+        UNROLL for (int k = 0; k < 4; k++) d[(2 * k + 1) * to] = o[k], d[(2 * k + 2) * to] = e[k];
+        return;
+    }
     vec t0 = t[0];
     if (f == F22) {
         d[0] = t0 + t[2 * step], d[to] = t0 + t[step];
@@ -78,6 +123,17 @@ static ALWAYS_INLINE void input_adjoint(const int f, const vec *t, Int step, vec
 }
 
 static ALWAYS_INLINE void output_transform(const int f, const vec *m, Int step, vec *y, Int to) { /* Aᵀ */
+    if (f == F55) {
+        vec sum[5] = {m[0]};
+        UNROLL for (int i = 0; i < 4; i++) {
+            vec plus = m[(2 * i + 1) * step] + m[(2 * i + 2) * step];
+            vec minus = Q(i) * (m[(2 * i + 1) * step] - m[(2 * i + 2) * step]);
+            sum[0] += plus, sum[1] += minus, sum[2] += SQUARE(i) * plus, sum[3] += SQUARE(i) * minus;
+            sum[4] += SQUARE(i) * SQUARE(i) * plus;
+        }
+        UNROLL for (int k = 0; k < 5; k++) y[k * to] = sum[k];
+        return;
+    }
     if (f == F22) {
         y[0] = m[0] + m[step], y[to] = m[0] + m[2 * step];
         return;
@@ -99,6 +155,15 @@ static ALWAYS_INLINE void output_transform(const int f, const vec *m, Int step, 
 }
 
 static ALWAYS_INLINE void output_adjoint(const int f, const vec *g, Int step, vec *y, Int to) { /* A */
+    if (f == F55) {
+        vec g1 = g[step], g2 = g[2 * step], g3 = g[3 * step], g4 = g[4 * step];
+        y[0] = g[0];
+        UNROLL for (int i = 0; i < 4; i++) {
+            vec even = g[0] + SQUARE(i) * g2 + SQUARE(i) * SQUARE(i) * g4, odd = g1 + SQUARE(i) * g3;
+            y[(2 * i + 1) * to] = even + Q(i) * odd, y[(2 * i + 2) * to] = even - Q(i) * odd;
+        }
+        return;
+    }
     vec g0 = g[0], g1 = g[step];
     if (f == F22) {
         y[0] = g0 + g1, y[to] = g0, y[2 * to] = g1;
@@ -117,6 +182,13 @@ static ALWAYS_INLINE void output_adjoint(const int f, const vec *g, Int step, ve
 }
 
 static ALWAYS_INLINE void weight_transform(const int f, const vec *w, Int step, vec *u, Int to) { /* G */
+    if (f == F55) { /* as for the output's gradient, and divided */
+        vec u_all[9];
+        output_adjoint(f, w, step, u_all, 1);
+        u[0] = u_all[0] * (1 / Z4);
+        UNROLL for (int k = 1; k < 9; k++) u[k * to] = u_all[k] * (1 / span((k - 1) / 2));
+        return;
+    }
     vec w0 = w[0], w1 = w[step], w2 = w[2 * step];
     if (f == F22) {
         u[0] = w1, u[to] = w2 - w1, u[2 * to] = w0 - w1;
@@ -140,6 +212,13 @@ static ALWAYS_INLINE void weight_transform(const int f, const vec *w, Int step, 
 }
 
 static ALWAYS_INLINE void weight_adjoint(const int f, const vec *u, Int step, vec *w, Int to) { /* Gᵀ */
+    if (f == F55) {
+        vec u_all[9];
+        u_all[0] = u[0] * (1 / Z4);
+        UNROLL for (int k = 1; k < 9; k++) u_all[k] = u[k * step] * (1 / span((k - 1) / 2));
+        output_transform(f, u_all, 1, w, to);
+        return;
+    }
     if (f == F22) {
         w[0] = u[2 * step], w[to] = u[0] - u[step] - u[2 * step], w[2 * to] = u[step];
         return;

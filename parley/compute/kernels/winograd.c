@@ -42,8 +42,13 @@ static Int place(Int rows, Int n) {
     return ((rows * n + line - 1) / line | 1) * line;
 }
 
+static Int places_of(const Convolution *c, int form) {
+    Int side = side_of(form), points = points_of(form);
+    return (c->rows + side - 1) / side * ((c->columns + side - 1) / side) * points * points;
+}
+
 static int form_of(const Convolution *c) {
-    if (c->kernel_h == 5) return F45;
+    if (c->kernel_h == 5) return places_of(c, F55) < places_of(c, F45) ? F55 : F45;
     return c->height == 2 && c->width == 2 && c->pad_h == 1 && c->pad_w == 1 ? F22 : F43;
 }
 
@@ -56,7 +61,8 @@ static Plan plan_of(const Graph *graph, const Node *node, vec *prepared, vec *sc
     p.tiles = p.down * p.across;
     Int vecs = graph->vecs, each = p.places * (p.c.in + p.c.out) * (Int)sizeof(vec);
     Int n = largest(CACHE / each, WIDE), weights = p.c.in * p.c.out;
-    p.few = smallest(p.tiles, largest(1, n / vecs));
+    Int most = largest(1, n / vecs), groups = (p.tiles + most - 1) / most;
+    p.few = (p.tiles + groups - 1) / groups; /* about as many each time */
     p.in_blocks = blocks_of(p.c.in);
     p.by_lane = 2 * p.c.in <= p.in_blocks * LANES && p.places * weights * (Int)sizeof(vec) <= SUMS;
     p.u_place = place(1, blocks_of(weights));
@@ -208,7 +214,7 @@ static ALWAYS_INLINE void write_outputs(
             vec *channel = out.at + c * out.channel, start = bias ? splat(bias[c]) : (vec){0};
             for (Int v = 0; v < out.vecs; v++) {
                 const vec *m = from + c * n + t * out.vecs + v;
-                vec half[4 * MOST_POINTS], y[16];
+                vec half[MOST_SIDE * MOST_POINTS], y[MOST_SIDE * MOST_SIDE];
                 UNROLL for (int x = 0; x < points; x++)
                     output_transform(f, m + x * apart, points * apart, half + x, points);
                 UNROLL for (int i = 0; i < side; i++)
@@ -233,9 +239,9 @@ static ALWAYS_INLINE void read_slopes(const int f, const Plan *p, Map g, Int fir
         for (Int c = 0; c < p->c.out; c++) {
             const vec *channel = g.at + c * g.channel;
             for (Int v = 0; v < g.vecs; v++) {
-                vec half[MOST_POINTS * 4], *y = to + c * n + t * g.vecs + v;
+                vec half[MOST_POINTS * MOST_SIDE], *y = to + c * n + t * g.vecs + v;
                 UNROLL for (int x = 0; x < side; x++) {
-                    vec column[4];
+                    vec column[MOST_SIDE];
                     UNROLL for (int i = 0; i < side; i++)
                         column[i] = near_by(g, channel, at.out_y + i, at.out_x + x, v, inside);
                     output_adjoint(f, column, 1, half + x, side);
@@ -287,7 +293,7 @@ typedef struct {
     void (*add_inputs)(const Plan *p, const vec *from, Int first, Int count, Map in_g);
 } Body;
 
-#define EACH_FORM(M) M(F43) M(F45) M(F22)
+#define EACH_FORM(M) M(F43) M(F45) M(F55) M(F22)
 #define DEFINE(F) \
     static void read_weights_##F(const float *w, Int n, float *to, Int a) { read_weights(F, w, n, to, a); } \
     static void add_weights_##F(const vec *u, Int a, Int n, float *to) { add_weights(F, u, a, n, to); } \
