@@ -16,12 +16,20 @@ log = logging.getLogger(__name__)
 def cache_folder() -> Path:
     """PARLEY_CACHE, or the folder `parley` in the user's cache."""
     if own := os.environ.get("PARLEY_CACHE"):
-        return Path(own).expanduser()
+        return _at_home(own)
     return _users_cache()
 
 
 def _users_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "parley"
+    return _at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "parley"
+
+
+def _at_home(path: str) -> Path:
+    """A path that may begin with ``~``; a user without a home has a folder for this process."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return _for_this_process()
 
 
 def code_folder() -> Path:
@@ -33,8 +41,11 @@ def code_folder() -> Path:
     for folder in (cache_folder(), _users_cache()):
         why = distrust(folder)
         if not why:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return folder
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return folder
+            except OSError as error:
+                why = f"cannot be made ({error.strerror})"
         found = found or f"{folder} {why}"
     log.warning(
         "compiled code is not kept: %s; it should be your own folder, as after chmod go-w", found

@@ -77,7 +77,10 @@ def _as_typed(value: object) -> str:
         with suppress(ValueError):
             float(value)
             return value
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        text = f"a value of type {type(value).__name__} that is too long to show"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

@@ -26,6 +26,13 @@ SMALL = 1 << 20
 """Bytes of the largest experiment, or other file of settings."""
 LONGEST = 4096
 """Characters of a name, a spec or a path."""
+MOST_PARTS = 32
+"""Levels of tables and lists within each other."""
+MOST_BITS = 4096
+"""Of a whole number; Python shows none of more than 4300 digits."""
+_PART = r"(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')"
+MANY_PARTS = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PARTS}}}")
+"""A dotted key of too many parts."""
 MOST_OPTION = 1_000_000_000
 """The largest number in the options of a model or a dataset."""
 
@@ -110,9 +117,16 @@ def _descriptor(path: Path, follow: bool, pipe: bool) -> int:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text."""
+    """The tables of a TOML text.
+
+    >>> parse_toml("a." * 100_000 + "b = 1")
+    Traceback (most recent call last):
+    parley.files.Unreadable: not TOML: it is nested too deeply
+    """
+    if MANY_PARTS.search(text):  # it would be read for hours: the time grows with the cube
+        raise Unreadable("not TOML: it is nested too deeply")
     try:
-        return tomllib.loads(text)
+        found = tomllib.loads(text)
     except RecursionError:
         raise Unreadable("not TOML: it is nested too deeply") from None
     except ValueError as error:  # also of numbers with thousands of digits
@@ -120,6 +134,22 @@ def parse_toml(text: str) -> dict[str, Any]:
         what = re.split(r"['\"(\[]", str(error))[0].strip()
         place = re.search(r"\((at [\w ,]+)\)$", str(error))
         raise Unreadable(f"not TOML: {what} {place[1] if place else ''}".strip()) from None
+    _check_sizes(found)
+    return found
+
+
+def _check_sizes(table: dict[str, Any]) -> None:
+    """Refuses what could be read, but neither be shown nor written again."""
+    below: list[tuple[Any, int]] = [(table, 0)]
+    while below:
+        value, depth = below.pop()
+        if depth > MOST_PARTS:
+            raise Unreadable("not TOML: it is nested too deeply")
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise Unreadable("not TOML: a number is too long")
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            below += [(each, depth + 1) for each in inner]
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -148,6 +178,18 @@ def check_option(name: str, value: int | float | str | bool) -> None:
         check_text(name, value)
     elif not abs(value) <= MOST_OPTION:
         raise BadValue(name, value, f"a number from -{MOST_OPTION} to {MOST_OPTION}")
+
+
+def user_path(text: str | Path) -> Path:
+    """A path as people write it: ``~`` is a home folder, if there is such a user.
+
+    >>> user_path("~nobody-of-that-name/data")
+    PosixPath('~nobody-of-that-name/data')
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        return Path(text)
 
 
 def path_in(spec: str) -> str | None:

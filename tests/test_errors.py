@@ -79,3 +79,13 @@ def test_what_is_valid_in_words(kind, limits, words):
 
 def test_a_long_number_is_cut_like_other_values() -> None:
     assert len(str(BadValue("keep", "1" * 5000, "a whole number"))) < 200
+
+
+def test_a_value_that_cannot_be_shown_is_named_by_its_type() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (deep, 16**10_000):
+        assert f"a value of type {type(value).__name__} that" in str(
+            BadValue("data", value, "text")
+        )

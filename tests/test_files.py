@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parley.files import Unreadable, lines_of, read_bytes, read_text, regular
+from parley.files import Unreadable, lines_of, parse_toml, read_bytes, read_text, regular
 from tests.fuzz.damage import SPECIAL
 
 
@@ -57,3 +57,24 @@ def test_lines_are_whole_and_of_bounded_length(tmp_path: Path) -> None:
     assert [next(some), next(some)] == [b"1234567"] * 2
     with pytest.raises(Unreadable, match="more than"):
         next(some)
+
+
+DEEP = {
+    "a key": "a." * 300_000 + "a = 1",
+    "a key with quotes and spaces": "'a' . \"a\"\t." * 10_000 + "a = 1",
+    "a header": "[" + "a." * 300_000 + "a]",
+    "short keys in tables": "x = " + ("{" + "a." * 20 + "a = ") * 50 + "1" + "}" * 50,
+    "a number": "seed = 0x" + "f" * 100_000,
+}
+
+
+@pytest.mark.parametrize("what", DEEP)
+def test_toml_that_would_be_read_for_hours_or_cannot_be_shown_is_refused(what: str) -> None:
+    with pytest.raises(Unreadable, match=r"nested too deeply|too long"):
+        parse_toml(DEEP[what])
+
+
+def test_toml_with_many_dots_that_are_no_key_is_read() -> None:
+    text = "signature = '" + "ab+/" * 300 + "." + "cd" * 300 + "'\nlist = [" + "0.5, " * 1000 + "]"
+    found = parse_toml(f"a.b.c = 1\n{text}")
+    assert found["a"] == {"b": {"c": 1}} and len(found["list"]) == 1000

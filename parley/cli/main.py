@@ -4,6 +4,7 @@ A command's module is imported when the command is run. Torch takes seconds to l
 ``parley --help``, ``parley --version`` and ``parley dash`` do not need.
 """
 
+import errno
 import inspect
 import logging
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any
 
@@ -46,6 +48,9 @@ COMMANDS = {
 
 INTERRUPTED, TERMINATED = 130, 143
 """Exit codes of a command that was stopped by Ctrl-C, and by SIGTERM."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Why stdout may not take what it is given."""
 
 # UsageError. Recent typer ships its own click, so click's own class may be a different one.
 WrongUse: Any = typer.BadParameter.__base__
@@ -163,6 +168,8 @@ def _before_every_command(
 def main() -> None:
     """The ``parley`` command: every mistake is one line on stderr and exit code 2."""
     signal.signal(signal.SIGTERM, _stop)
+    if isinstance(sys.stdout, TextIOWrapper):  # as stderr: names of files need not be text
+        sys.stdout.reconfigure(errors="backslashreplace")
     log.show()
     try:
         code = _carry_out()
@@ -175,6 +182,16 @@ def main() -> None:
 def _carry_out() -> int:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False, prog_name="parley")
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is noticed here, not after the end
+    except BrokenPipeError:  # nobody reads the results any more
+        _discard_stdout()
+        return 1
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL:
+            raise
+        _discard_stdout()
+        return _complain(_of_the_system(error))
     except ParleyError as error:
         return _complain(str(error))
     except WrongUse as error:
@@ -200,9 +217,25 @@ def _in_our_words(error: Any) -> str:
     return str(BadValue("flag", error.option_name, valid, near))
 
 
+def _of_the_system(error: OSError) -> str:
+    """Why the system refused something: a path that is too long, or not for this user to see."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return f"the output cannot be written ({reason})"
+    return str(BadValue("path", error.filename, "one that can be used here", reason))
+
+
+def _discard_stdout() -> None:
+    """Drops what could not be written, or Python would complain about it at the very end."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
 def _complain(message: str) -> int:
     if speaks():
-        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"error: {' '.join(message.split())}", file=log.console.file, flush=True)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun ends all processes of a host as soon as one fails, which must not happen before
         # the first has told the user what is wrong. Then its SIGTERM comes, and nothing is left to

@@ -24,6 +24,10 @@ app = typer.Typer(
 )
 
 
+LONGEST = 86400.0
+"""Seconds for which others are looked for, at most."""
+
+
 @app.command()
 def sign(
     file: PeersFile,
@@ -86,8 +90,8 @@ def check(
     Peers answer while they train, wait for others, or run this check themselves. The exit code is 1
     unless everyone is ready.
     """
-    if seconds <= 0:
-        raise BadValue("seconds", seconds, "a number above 0")
+    if not 0 < seconds <= LONGEST:
+        raise BadValue("seconds", seconds, f"a number above 0, at most {LONGEST:g}")
     group = Peers.read(file)
     experiment = Experiment.of(**read_file(Path(group.experiment)))
     rows = look(group, experiment, me, keys, seconds, listen)

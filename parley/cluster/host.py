@@ -48,7 +48,7 @@ class Host(BaseModel):
         cls, file: Path | None = None, agents: str | None = None, data: Sequence[str] = ()
     ) -> "Host":
         """From a file and overriding flags: ``agents`` as 0,1 and ``data`` as 0=FOLDER each."""
-        given = read_file(file) if file else {}
+        given = read_file(file, "host") if file else {}
         if agents is not None:
             try:
                 given["agents"] = [int(number) for number in agents.split(",")]
@@ -60,9 +60,9 @@ class Host(BaseModel):
             if not (number.isdecimal() and equals and place):
                 raise BadValue("data_here", pair, "AGENT=PLACE, for example 0=/srv/ward-a")
             places[number] = place
-        if places:
-            given["data"] = {**given.get("data", {}), **places}
         try:
+            if places:
+                given["data"] = {**given.get("data", {}), **places}
             return cls(**given)
         except ValidationError as error:
             raise first_error(error, cls.model_fields) from None

@@ -98,6 +98,20 @@ def workers(text: str, world: int) -> tuple[int, ...]:
     return tuple(found)
 
 
+def check_depth(found: Any, depth: int = DEPTH) -> None:
+    """Refuses lists and tables that are nested too deeply, by a ValueError.
+
+    >>> check_depth([[[]]], depth=2)
+    Traceback (most recent call last):
+    ValueError: too deep
+    """
+    if isinstance(found, list | dict):
+        if not depth:
+            raise ValueError("too deep")
+        for item in found.values() if isinstance(found, dict) else found:
+            check_depth(item, depth - 1)
+
+
 def _clean(found: Any, depth: int) -> Any:
     if depth < 0:
         raise ValueError("too deep")

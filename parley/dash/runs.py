@@ -97,14 +97,14 @@ class Runs:
                 break
             if path is not None:
                 found.append(path)
-        rows = [self._row_or_note(path) for path in found]
+        rows = [_in_unicode(self._row_or_note(path)) for path in found]
         known = {row["id"] for row in rows}
         self._rows = {key: value for key, value in self._rows.items() if key in known}
         self._abouts = {key: value for key, value in self._abouts.items() if key in known}
         rows.sort(key=lambda row: (-row["began"], row["id"]))
         note = "" if whole else f"only the first {MOST_FOLDERS:,} folders are searched"
         return {
-            "root": str(self.root),
+            "root": plain(str(self.root)),
             "there": self.root.is_dir(),
             "note": note,
             "runs": rows,
@@ -176,6 +176,12 @@ class Runs:
             while len(self._series) > KEPT:
                 del self._series[next(iter(self._series))]
         return series.told()
+
+
+def _in_unicode(row: Row) -> Row:
+    """The names of folders need not be text, which everything that is sent must be."""
+    shown = row | {key: plain(row[key]) for key in ("id", "name", "group", "label")}
+    return shown if shown == row else shown | {"note": "the name of its folder is not in UTF-8"}
 
 
 def _id(root: Path, path: Path) -> str:

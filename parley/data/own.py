@@ -21,6 +21,7 @@ from parley.data.samples import Samples
 from parley.data.sources import load_own
 from parley.data.targets import CLASSES, IGNORED, classes_in
 from parley.errors import BadValue, ParleyError
+from parley.files import user_path
 from parley.measures import CLASSIFICATION
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ def _open(
     try:
         found = load_own(place, like, root, options, tokenizer, task)
     except ParleyError as error:
-        is_file = Path(place).expanduser().is_file()
+        is_file = user_path(place).is_file()
         if folder or is_file or re.fullmatch(r"[\w-]+/[\w.-]+", place):
             raise
         because = f"agent {agent}'s data cannot be found"
@@ -147,7 +148,7 @@ def _open(
 
 
 def _is_folder(place: str) -> bool:
-    return Path(place).expanduser().is_dir()
+    return user_path(place).is_dir()
 
 
 def _is_function(place: str) -> bool:

@@ -22,6 +22,7 @@ from parley.data.samples import Data
 from parley.data.tables import FILES
 from parley.data.transforms import Transform
 from parley.errors import BadValue, unknown_name
+from parley.files import user_path
 from parley.measures import CLASSIFICATION
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -144,7 +145,7 @@ def load_own(
     if chosen.target and like:
         because = "agents' own tables cannot be prepared like a common one"
         raise BadValue("data", like, 'data = "own", with test rows in the agents\' tables', because)
-    folder = Path(place).expanduser()
+    folder = user_path(place)
     if folder.is_dir():
         return load_folder(folder, str(place), recipe, needs_test=False)
     found, looked = _locate(str(place), None, root or os.environ.get("PARLEY_DATA_ROOT"))
@@ -162,10 +163,10 @@ def _locate(
                 instead,
                 "no folder: it can only replace a dataset that Parley has a name for",
             )
-        if not Path(instead).expanduser().is_dir():
+        if not user_path(instead).is_dir():
             raise BadValue("data.folder", instead, "a folder", because="it does not exist")
-        return Path(instead).expanduser(), instead
-    path = Path(name).expanduser()
+        return user_path(instead), instead
+    path = user_path(name)
     if source is None and (path.is_dir() or (path.is_file() and path.suffix in FILES)):
         return path, name
     hub_id = source.hub if source is not None else name
@@ -178,7 +179,7 @@ def _locate(
     if root is None:
         return hub_id, "without --data-root, no local copy was looked for"
     for local in (source.local if source is not None else ()) or (hub_id,):
-        folder = Path(root).expanduser() / local
+        folder = user_path(root) / local
         if folder.is_dir():
             return folder, local
     return hub_id, f"no local copy in {folder}"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from parley.data import hub
 from parley.errors import BadValue
-from parley.files import Unreadable, parse_json, read_text
+from parley.files import Unreadable, parse_json, read_text, user_path
 
 TRAIN = "train"
 """The name of the tokenizer that is built from the training texts."""
@@ -25,7 +25,7 @@ _VALID = "train, a folder with tokenizer.json or vocab.txt, or a hub ID owner/na
 
 def find(source: str, root: str | Path | None = None) -> list[Path]:
     """The files that make up a tokenizer: in a folder, in `root/owner/name`, or on the hub."""
-    places = [Path(source).expanduser(), *([Path(root).expanduser() / source] if root else [])]
+    places = [user_path(source), *([user_path(root) / source] if root else [])]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is not None:
         return _wanted(source, lambda name: _existing(folder / name))

@@ -9,7 +9,6 @@ the attention mask follows from it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from parley.data import hub
 from parley.errors import BadValue
+from parley.files import user_path
 
 VOCABULARY = 30_522
 """The size of BERT's uncased vocabulary."""
@@ -307,7 +307,7 @@ def _pretrained(name: str, source: str, config: Any, kind: str = CLASSIFIER) -> 
 
 def _read(read: Any, field: str, source: str) -> Any:
     """Calls a loader; turns its many error types into one that says what was looked for."""
-    local = Path(source).expanduser().is_dir()
+    local = user_path(source).is_dir()
     if not local and not hub.is_id(source) and not hub.is_id(f"owner/{source}"):
         raise BadValue(field, source, "a folder with config.json, or a hub ID owner/name")
     reachable = True
@@ -329,7 +329,7 @@ def _read(read: Any, field: str, source: str) -> Any:
 
 
 def _place(source: str) -> str:
-    folder = Path(source).expanduser()
+    folder = user_path(source)
     return str(folder) if folder.is_dir() else source
 
 

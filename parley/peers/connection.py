@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,25 @@ class Security:
             made.load_verify_locations(cadata=self.peers.authority or certificate)
         except ssl.SSLError:
             raise Refused("what it sent is not a certificate") from None
-        made.load_cert_chain(self.identity.certificate, self.identity.key)
+        try:
+            made.load_cert_chain(self.identity.certificate, self.identity.key)
+        except OSError as error:
+            why = getattr(error, "reason", None) or error.strerror or str(error)
+            raise Refused(f"the key of this peer itself cannot be used: {why}") from None
         if serves:
             made.num_tickets = 0
         return made
+
+
+def rehearse(security: Security) -> None:
+    """Shakes hands with itself, in memory, as either side: an `ssl.SSLError` or `Refused` says why
+    others could not with this certificate, such as for its curve or for what it may be used."""
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    serves, calls = (security.context(security.certificate, serves) for serves in (True, False))
+    ends = (calls.wrap_bio(one, other), serves.wrap_bio(other, one, server_side=True))
+    for end in ends * 3:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 class Connection:

@@ -250,9 +250,18 @@ def address_of(text: str, field: str = "peer.address") -> tuple[str, int]:
     (('a.example', 7400), ('::1', 80))
     """
     found = ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[3]) < 65536:
+    if not found or not 0 < int(found[3]) < 65536 or not _is_name(found[1] or found[2]):
         raise BadValue(field, text, "HOST:PORT, such as a.example:7400 or [::1]:7400")
     return found[1] or found[2], int(found[3])
+
+
+def _is_name(host: str) -> bool:
+    """Whether a host can have that name: sockets raise odd errors for others."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return host.isprintable()
 
 
 def listening(peer: Peer, listen: str | None) -> tuple[str, int] | None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from parley.cluster.messages import printable
+from parley.cluster.messages import check_depth, printable
 
 HEADER = struct.Struct("<4sB3xQQQ")
 """Magic, kind, length, number, acknowledged: 32 bytes before every frame."""
@@ -160,6 +160,7 @@ def parsed(body: Buffer) -> dict[str, Any]:
     """The JSON object in a message from another peer; anything else is refused."""
     try:
         found = json.loads(bytes(body))
+        check_depth(found)
     except (ValueError, RecursionError):
         raise BadFrame("it sent something that is not JSON") from None
     if not isinstance(found, dict):

@@ -1,6 +1,7 @@
 """Taking part: from ``peers.toml`` and a key to a trained model, at every peer."""
 
 import logging
+import ssl
 import sys
 import threading
 import time
@@ -18,10 +19,12 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.peers import keys
+from parley.peers.connection import Refused, Security, rehearse
 from parley.peers.file import Peers
 from parley.peers.links import Links
 from parley.peers.meeting import PeerMeeting, grouped
 from parley.peers.revisions import Revisions
+from parley.peers.switchboard import in_words
 from parley.training.problem import device_of, topology_of
 from parley.wire.transport import WorkerLost
 
@@ -157,6 +160,11 @@ def own_key(peers: Peers, me: str, folder: Path) -> keys.Identity:
     holder = peers.holder(keys.read_certificate(identity.certificate))
     if holder != me:
         raise BadValue("keys", str(identity.certificate), f"that of {me}", f"it is {holder}'s")
+    try:
+        rehearse(Security(identity, peers, keys.read_certificate(identity.certificate)))
+    except (ssl.SSLError, Refused) as error:
+        valid = "one for TLS 1.3 as client and server, as parley keys makes it"
+        raise BadValue("keys", str(identity.certificate), valid, in_words(error)) from None
     return identity
 
 
@@ -178,8 +186,9 @@ def watching(file: Path | None, meeting: PeerMeeting) -> Iterator[None]:
                 elif found.digest() != meeting.peers.digest():
                     valid = f"{meeting.peers.revision + 1} or the file as it was"
                     raise BadValue("revision", found.revision, valid, "the file was changed")
-            except ParleyError as error:
-                log.warning("peers: ignoring the new %s: %s", path, error)
+            except Exception as error:  # whatever the file has: a later one must be noticed too
+                why = str(error) if isinstance(error, ParleyError) else repr(error)
+                log.warning("peers: ignoring the new %s: %s", path, why)
 
     if file is None:
         yield

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -99,15 +100,15 @@ def sign(request_path: Path, ca: Path, folder: Path, days: int = DAYS) -> Path:
         raise BadValue("request", str(request_path), "what parley keys request wrote") from None
     names = asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     name = checked_name(str(names[0].value) if len(names) == 1 else "", "request")
+    public = _public_key(asked)
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise BadValue("request", str(request_path), "an elliptic-curve key")
     if not asked.is_signature_valid:
         raise BadValue("request", str(request_path), "one that its own key has signed")
     issuer = x509.load_der_x509_certificate(read_certificate(ca, "ca"))
     if not may_sign(issuer):
         raise BadValue("ca", str(ca), "a certificate that parley keys ca wrote", "it may not sign")
     key = read_key(ca.with_suffix(".key"))
-    public = asked.public_key()
-    if not isinstance(public, ec.EllipticCurvePublicKey):
-        raise BadValue("request", str(request_path), "an elliptic-curve key")
     [path] = _vacant(name, folder, ".crt")
     made = _certificate(name, public, issuer.subject, key, days)
     _write(path, made.public_bytes(serialization.Encoding.PEM))
@@ -122,13 +123,21 @@ def find(name: str, folder: Path) -> Identity:
     if os.name == "posix" and key_path.stat().st_mode & 0o077:
         because = "others on this machine may read it"
         raise BadValue("keys", str(key_path), f"a private file: chmod 600 {key_path}", because)
-    if certificate.public_key() != key.public_key():
+    if _public_key(certificate) != key.public_key():
         because = f"{key_path.name} is not the key of this certificate"
         raise BadValue("keys", str(certificate_path), f"the certificate of {key_path}", because)
     if certificate_name(certificate) != name:
         because = f"it names {certificate_name(certificate) or 'nobody'}"
         raise BadValue("keys", str(certificate_path), f"a certificate of {name}", because)
     return Identity(name, key_path, certificate_path)
+
+
+def _public_key(of: x509.Certificate | x509.CertificateSigningRequest) -> object:
+    """None if it is of a kind that this version cannot read."""
+    try:
+        return of.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        return None
 
 
 def read_certificate(path: Path, field: str = "keys") -> bytes:
@@ -257,7 +266,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A private key from a PEM file."""
     try:
         key = serialization.load_pem_private_key(_read("keys", path), None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadValue("keys", str(path), "an unencrypted private key in PEM") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise BadValue("keys", str(path), "an elliptic-curve key, as parley keys new makes")

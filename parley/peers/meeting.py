@@ -25,7 +25,7 @@ from parley.peers.board import PeerBoard, Replay
 from parley.peers.file import Peers
 from parley.peers.group import Group
 from parley.peers.links import Links
-from parley.peers.membership import PeerMembership, asked_words
+from parley.peers.membership import PeerMembership, asked_words, read_words
 from parley.peers.revisions import Revisions
 from parley.peers.transport import PeerTransport
 from parley.peers.views import MEMORY
@@ -220,8 +220,9 @@ class PeerMeeting(Gathering):
             self._on_said(origin, said)
         except NotWritten as error:
             self.links.fail(error)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        except Exception:  # whatever it says, it ends no run
             # Whoever passed it on need not be the one who made it up: no link is cut for it.
+            log.debug("what cannot be read", exc_info=True)
             log.warning("peers: %s sent a message that cannot be read", origin)
 
     def _on_said(self, origin: str, said: Any) -> None:
@@ -241,7 +242,7 @@ class PeerMeeting(Gathering):
         elif kind == "words?" and (self.now.group is not None or membership.came_back):
             self.links.flood({"kind": "words", "to": origin, "words": membership.words})
         elif kind == "words" and said.get("to") == self.links.me and not membership.words:
-            membership.words = [(str(what), answers) for what, answers in said["words"]]
+            membership.words = read_words(said["words"])
         elif kind == "done":
             membership.over = True
 

@@ -4,7 +4,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class PeerMembership:
         self._may_vote = self.came_back
         """Before all have met, the folder is not yet this run's, so nothing could be kept."""
         if kept is not None:
-            self.words = [(what, answers) for what, answers in kept["words"]]
+            self.words = read_words(kept["words"])
         first = View(peers.active, peers.revision)
         memory = secrets.token_hex(8)
         self.views = Views(rank, first, patience, memory, self._keep, kept)
@@ -60,9 +60,12 @@ class PeerMembership:
             return None
         try:
             found: dict[str, Any] = parse_json(read_text(self._path))
-            Views(0, View(()), 1.0, "0", kept=found)
+            read_words(found["words"])
+            known = Views(0, View(()), 1.0, "0", kept=found).views
+            if not known or not _peers_in(known) <= set(range(len(self.links.peers.names))):
+                raise ValueError("views of others")
             return found
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             raise ParleyError(
                 f"peers: {self._path} is damaged; remove it if no other peer is still training"
             ) from None
@@ -80,7 +83,7 @@ class PeerMembership:
         if not self._may_vote:
             return  # it will be said again
         if said["kind"] == "decided":
-            named = {int(peer) for members, *_ in said["views"] for peer in members}
+            named = _peers_in(said["views"])
             if not named <= set(range(len(self.links.peers.names))):
                 raise ValueError("a view of peers that do not exist")
         answers = self.views.hear(time.monotonic(), sender, said)
@@ -226,6 +229,22 @@ class PeerMembership:
         if accused and 2 * (len(members) - len(accused)) <= len(members):
             why = "; ".join(dropped[peer] for peer in accused)
             raise ParleyError(f"peers: too few peers are left to continue: {why}")
+
+
+def _peers_in(views: Sequence[Any]) -> set[int]:
+    return {int(peer) for members, *_ in views for peer in members}
+
+
+def read_words(said: Any) -> Words:
+    """What was said at the start, as it was kept or passed on; the first are the peers' names.
+
+    >>> read_words([["peers", ["ward-a", "ward-b"]], ["sizes", [1, 2]]])
+    [('peers', ['ward-a', 'ward-b']), ('sizes', [1, 2])]
+    """
+    words = [(str(what), list(answers)) for what, answers in said]
+    if words and not all(isinstance(name, str) for name in words[0][1]):
+        raise ValueError("no names of peers")
+    return words
 
 
 def asked_words(links: Links, membership: PeerMembership, seconds: float) -> Words:

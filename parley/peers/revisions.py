@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -69,7 +69,7 @@ def signer(peers: Peers, signature: str) -> bytes | None:
         if not isinstance(public, ec.EllipticCurvePublicKey):
             return None
         public.verify(made, _subject(peers), ec.ECDSA(hashes.SHA256()))
-    except (ValueError, binascii.Error, InvalidSignature):
+    except (ValueError, binascii.Error, InvalidSignature, UnsupportedAlgorithm):
         return None
     return shown
 
@@ -157,8 +157,11 @@ class Revisions:
         try:
             tables = parse_json(read_text(path))
             self.known = [self._made(table, given) for table in tables]
-        except (ValueError, TypeError, KeyError, IndexError):
-            raise ParleyError(f"peers: {path} is damaged") from None
+            if not self.known:
+                raise ValueError("no revision")
+        except (ValueError, TypeError, KeyError, IndexError, BadValue) as error:
+            why = f" ({error})" if isinstance(error, BadValue) else ""
+            raise ParleyError(f"peers: {path} is damaged{why}") from None
         same = [known for known in self.known if known.revision == given.revision]
         if same and same[0].digest() != given.digest():
             because = f"it differs from the revision {given.revision} that this run knows"

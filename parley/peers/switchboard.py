@@ -208,6 +208,11 @@ class Switchboard:
         except (Refused, BadFrame, ParleyError, ssl.SSLError, OSError) as error:
             closed = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
             self.drop(connection, in_words(error), closed)
+        except Exception as error:
+            if connection.ready:
+                raise
+            # Whatever a stranger has found that raises this: it ends no run.
+            self.drop(connection, f"what it sent cannot be read ({type(error).__name__})")
 
     def _flush(self, connection: Connection) -> None:
         """Sends what waits, and asks to be told when more can be."""
@@ -288,7 +293,7 @@ class Switchboard:
             found: Any
             try:
                 found = socket.create_connection(where, timeout=SHAKING_HANDS)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # the latter of names that cannot be looked up
                 found = f"{in_words(error)} at {where[0]}:{where[1]}"
             with self._changed:
                 if self.ending and isinstance(found, socket.socket):

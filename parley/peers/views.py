@@ -34,6 +34,8 @@ FRESH = 6 * BEAT
 TURN = 1.0
 """Seconds after which another may propose, if the first has not succeeded."""
 NONE: Ballot = (0, -1)
+MOST_ROUNDS = 1 << 62
+"""Beyond any number that is reached; one of thousands of digits could not be written."""
 MEMORY = re.compile("[0-9a-f]{1,32}")
 """The name of a memory."""
 
@@ -372,4 +374,6 @@ def _memory(said: Any) -> str:
 
 def _ballot(said: Any) -> Ballot:
     round_, peer = said
+    if not 0 <= int(round_) < MOST_ROUNDS:
+        raise ValueError("no number of a round")
     return int(round_), int(peer)

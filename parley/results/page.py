@@ -64,7 +64,7 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
     ]
     # A "<" in a name must not close the script.
     data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")
-    return (
+    written = (
         "<!doctype html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -78,6 +78,8 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         f"<script>{web_file('charts.js')}</script>\n<script>{web_file('report.js')}</script>\n"
         "</body>\n</html>\n"
     )
+    # Names of folders, and what JSON holds, need not be text that can be written.
+    return written.encode(errors="replace").decode()
 
 
 def heading(groups: Sequence[Group]) -> str:
@@ -108,7 +110,9 @@ def settings(groups: Sequence[Group]) -> str:
 
 def _shared(groups: Sequence[Group], name: str) -> Any:
     """The value of an option if all runs share it."""
-    found = {json.dumps(run.options.get(name)) for group in groups for run in group.runs}
+    found = {
+        json.dumps(run.options.get(name), default=str) for group in groups for run in group.runs
+    }
     return json.loads(found.pop()) if len(found) == 1 else None
 
 

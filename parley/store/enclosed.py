@@ -5,13 +5,14 @@ a network's file ``links.toml``. The experiment in the folder names these.
 """
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from parley import graphs as topologies
 from parley.errors import BadValue
 from parley.experiment import Experiment
-from parley.files import Unreadable, path_in, read_text
+from parley.files import Unreadable, path_in, read_text, user_path
 from parley.graphs import Topology
 from parley.store.folder import GRAPH, LINKS, PARTITION
 
@@ -40,7 +41,7 @@ def enclosed(experiment: Experiment, topology: Topology) -> Enclosed:
         changes["links"] = f"file:{LINKS}"
         files[LINKS] = _read("links", path)
     if experiment.init and not experiment.init.startswith("hf:"):
-        changes["init"] = str(Path(experiment.init).expanduser().resolve())
+        changes["init"] = os.path.realpath(user_path(experiment.init))
     # A copy: its relative paths are only valid inside the folder.
     return Enclosed(experiment.model_copy(update=changes), files)
 

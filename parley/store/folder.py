@@ -243,7 +243,8 @@ class RunFolder:
         found: list[dict[str, Any]] = []
         with suppress(Unreadable):
             for line in lines_of(self.path / name):
-                found.append(parse_json(line))
+                if isinstance(read := parse_json(line), dict):
+                    found.append(read)
         return found
 
     def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -225,7 +225,8 @@ def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
 
 def _written(program: Any, form: str, path: Path) -> None:
     if form == "torch-export":
-        torch.export.save(program, path)
+        with path.open("wb") as file:  # given a name that is not in UTF-8, it would abort
+            torch.export.save(program, file)
         return
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")

@@ -36,6 +36,13 @@ class Written(TypedDict):
     epoch: Count
 
 
+@with_config({"extra": "allow"})
+class Noted(TypedDict):
+    """A line on who took part, as another worker says it: only its number is certain."""
+
+    generation: Count
+
+
 class Board(Protocol):
     """Where the workers of a run exchange information: a `Noticeboard`."""
 
@@ -176,15 +183,15 @@ class Journal:
     def note(self, event: dict[str, Any], apart: bool = False) -> None:
         """Adds a line about who takes part; `apart`: every worker has its own folder, and those
         that were away get the lines that they missed."""
-        known = self.folder.lines(GENERATIONS) if self.folder else []
         if apart:
-            known = max(self.board.share("generations", known, list[dict[str, Any]]), key=len)
-            known = [line for line in known if line["generation"] < event["generation"]]
-        if not (self.folder and self.keeper):
-            return
-        if apart:
-            self.folder.rewrite(GENERATIONS, [*known, event])
-        else:
+            known = self.folder.lines(GENERATIONS) if self.folder else []
+            told = max(self.board.share("generations", known, list[Noted]), key=len)
+            # What this worker has seen itself, nobody else can change.
+            lines = {line["generation"]: line for line in (*told, *known)}
+            known = [lines[n] for n in sorted(lines) if n < event["generation"]]
+            if self.folder and self.keeper:
+                self.folder.rewrite(GENERATIONS, [*known, event])
+        elif self.folder and self.keeper:
             self.folder.append(event, GENERATIONS)
 
     def describe(self, agents: dict[str, Any]) -> None:

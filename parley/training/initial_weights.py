@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parley.data import hub
 from parley.errors import BadValue, shown
-from parley.files import regular
+from parley.files import regular, user_path
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def strangers(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[
 
 
 def _tensors(source: str) -> dict[str, Tensor]:
-    path = _hub_file(source[3:]) if source.startswith("hf:") else Path(source).expanduser()
+    path = _hub_file(source[3:]) if source.startswith("hf:") else user_path(source)
     path = path / WEIGHTS if path.is_dir() else path
     if not os.path.lexists(path):
         because = f"{path.name} is not there" if path.parent.is_dir() else "it does not exist"
@@ -92,7 +92,7 @@ def _tensors(source: str) -> dict[str, Tensor]:
 
 
 def _hub_file(source: str) -> Path:
-    folder = Path(source).expanduser()
+    folder = user_path(source)
     if folder.is_dir():
         return folder
     if not hub.is_id(source) and not hub.is_id(f"owner/{source}"):

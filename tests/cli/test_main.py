@@ -6,12 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from parley import Experiment
 from parley.algorithms import ALGORITHMS
-from parley.cli.main import COMMANDS
+from parley.cli.main import COMMANDS, main
 from parley.version import full_version
 from tests.cli.test_train import SMALL, SUMMARY
 
@@ -263,3 +264,42 @@ def test_the_command_in_a_process_of_its_own(tmp_path):
     wrong = run("train", "--alpha", "2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: alpha: 2 is not valid; valid: a number from 0 to 1\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk, as Linux has it")
+def test_a_full_disk_costs_the_log_or_the_output_and_never_the_run(tmp_path):
+    def run(name, **streams):
+        words = [sys.executable, "-m", "parley", "train", *SMALL.split(), "--json", "--out", name]
+        return subprocess.run(words, cwd=tmp_path, text=True, timeout=300, **streams)
+
+    with Path("/dev/full").open("w") as full:
+        quiet = run("first", stdout=subprocess.PIPE, stderr=full)
+        mute = run("second", stdout=full, stderr=subprocess.PIPE)
+    assert quiet.returncode == 0
+    assert json.loads(quiet.stdout).keys() >= SUMMARY
+    assert mute.returncode == 2
+    last = mute.stderr.splitlines()[-1]
+    assert last == "error: the output cannot be written (No space left on device)"
+    for name in ("first", "second"):
+        assert (tmp_path / name / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train --out {}", "report {}", "train --init {}", "keys new a --dir {}", "data {}", "dash {}"],
+)
+def test_a_path_that_the_system_refuses_is_named(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["parley", *words.format("a" * 300).split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("error: path: 'aaaa") and "(File name too long)" in said
+
+
+@pytest.mark.parametrize("init", ["~nobody-of-that-name/model", "loop"])
+def test_a_home_or_a_link_that_leads_nowhere_is_named(init, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    code, _, said = command("train", *SMALL.split(), "--init", init, "--out", "run")
+    assert code == 2 and said.startswith(f"error: init: '{init}' is not valid")

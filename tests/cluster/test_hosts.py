@@ -196,6 +196,12 @@ class TestHostFile:
         with pytest.raises(BadValue, match=words):
             Host.of(*arguments)
 
+    def test_a_number_for_a_table(self, tmp_path: Path) -> None:
+        file = tmp_path / "host.toml"
+        file.write_text("data = 3\n")
+        with pytest.raises(BadValue, match="a TOML file with agents and data"):
+            Host.of(file, None, ["1=c"])
+
 
 def together(world: int, work: Callable[[Noticeboard], Any]) -> list[Any]:
     """Several peers with a real store, each in a thread: what each returns or raises."""

@@ -29,6 +29,8 @@ DAMAGE: dict[str, tuple[str, str]] = {
     "dates": ("experiment.toml", "epochs = 2020-01-01\ndata = 2020-01-01T00:00:00Z\n"),
     "deep nesting": ("environment.json", "[" * 100_000),
     "deep tables": ("experiment.toml", "a = " + "{a = " * 5000),
+    "a key of many parts": ("experiment.toml", "a." * 300_000 + "a = 1"),
+    "a number of many digits": ("experiment.toml", f"agents = 0x{'f' * 10_000}"),
     "half of a letter": ("environment.json", '{"label": "\\ud800"}'),
     "bytes": ("experiment.toml", "\udcff\udcfe"),
     "numbers for tables": ("agents.json", '{"held": [1, 2], "edges": 3, "topology": "tree:x"}'),
@@ -167,3 +169,15 @@ def test_half_open_requests_are_closed(port: int, said: bytes) -> None:
         except ConnectionResetError:
             pass
         assert time.monotonic() - began < 25, "closed, not left to the socket's timeout"
+
+
+def test_a_folder_whose_name_is_no_text_does_not_hide_the_others(tmp_path: Path) -> None:
+    shutil.copytree(WHOLE, tmp_path / "whole")
+    try:
+        shutil.copytree(WHOLE, tmp_path / "odd\udcff")
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 only")
+    answer = TestClient(build(Runs(tmp_path)), "http://localhost").get("/api/runs")
+    assert answer.status_code == 200
+    notes = {row["id"]: row["note"] for row in answer.json()["runs"]}
+    assert notes == {"whole": "", "odd?": "the name of its folder is not in UTF-8"}

@@ -1,6 +1,7 @@
 """Peers with the right key that do not keep to the protocol: bounded, named, and no harm done."""
 
 import errno
+import json
 import logging
 import socket
 import ssl
@@ -18,6 +19,7 @@ from parley.peers.frames import ACKNOWLEDGE, DATA, Frame
 from parley.peers.links import Links
 from parley.peers.mailbox import ENVELOPE, FLOOD, PARCEL, Mailbox
 from parley.peers.meeting import PeerMeeting
+from parley.peers.membership import PeerMembership
 from parley.peers.revisions import Revisions
 from parley.peers.switchboard import listening_socket
 from tests.peers.test_links import SOON, opened, pair
@@ -133,7 +135,10 @@ NONSENSE: list[Any] = [
         "kind": "view",
         "said": {"kind": "accept", "next": 1, "ballot": [1, 1], "view": [["x"], 1, ["a"]]},
     },
+    {"kind": "view", "said": {"kind": "prepare", "next": 1, "ballot": [10**4299, 1]}},
     {"kind": "view", "said": {"kind": ["prepare"], "next": 1}},
+    {"kind": "words", "to": "ward-a", "words": [["peers", 3]]},
+    {"kind": "words", "to": "ward-a", "words": [["peers", [3]]]},
     {"kind": "view", "said": {**ENTER, "lost": [[]]}},
     {"kind": "view", "said": {**ENTER, "memory": "\x1b[2J"}},
     {"kind": "view", "said": {**ENTER, "memory": "a" * 33}},
@@ -172,6 +177,7 @@ def test_nonsense_about_membership_changes_nothing(
     assert until(lambda: len(done) == len(NONSENSE) + len(IGNORED))
     state = membership.views.state()
     assert state["views"] == before["views"] and state["accepted"] is None
+    assert state["promised"] == before["promised"] and not membership.words
     assert "ward-b sent a message that cannot be read" in caplog.text
     assert a.failure is None
     undisturbed(a, b)
@@ -326,3 +332,49 @@ def test_addresses_of_both_kinds_are_listened_at() -> None:
         with pytest.raises(BadValue, match="an address of this host with a free port"):
             listening_socket(("", port))
         assert listener.getsockname()[1] == port
+
+
+WORDS = [["peers", ["ward-a", "ward-b"]]]
+KEPT = {"memory": "a", "views": [FIRST], "promised": [0, -1], "accepted": None, "dropped": {}}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        KEPT,
+        {**KEPT, "words": 3},
+        {**KEPT, "words": [["peers", 3]]},
+        {**KEPT, "words": WORDS, "views": []},
+        {**KEPT, "words": WORDS, "views": [[[0, 9], 1, ["a", "b"]]]},
+        {**KEPT, "words": WORDS, "promised": [float("inf"), 0]},
+        [],
+    ],
+    ids=["no words", "a number", "no names", "no views", "others", "infinity", "a list"],
+)
+def test_a_damaged_memory_is_named(tmp_path: Path, kept: Any) -> None:
+    peers = group(tmp_path, 2)
+    path = tmp_path / "membership.json"
+    a = opened(tmp_path, peers, "ward-a")
+    with several(a):
+        path.write_text(json.dumps({**KEPT, "words": WORDS}))
+        assert PeerMembership(a, 0, peers, SOON, tmp_path).words == [("peers", WORDS[0][1])]
+        path.write_text(json.dumps(kept))
+        with pytest.raises(ParleyError, match=r"membership\.json is damaged; remove it if"):
+            PeerMembership(a, 0, peers, SOON, tmp_path)
+
+
+def test_an_error_that_only_a_stranger_can_cause_ends_no_run(
+    honest: tuple[Links, Links], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = honest
+
+    def fail(self: Any) -> None:
+        raise RecursionError("of a kind that nobody has thought of")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("parley.peers.connection.Connection._read_preamble", fail)
+        with socket.create_connection(port_of(a), timeout=SOON) as stranger:
+            stranger.sendall(PREAMBLE)
+            assert told(caplog, "is not let in: what it sent cannot be read (RecursionError)")
+    assert a.failure is None
+    undisturbed(a, b)

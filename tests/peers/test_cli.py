@@ -1,5 +1,6 @@
 """The commands and the Python call: what a user sees before, while and after peers train."""
 
+import datetime
 import json
 import threading
 from pathlib import Path
@@ -7,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from torch import nn
 
 import parley
@@ -107,6 +111,48 @@ def test_a_peer_does_not_start_with_a_certificate_that_others_would_refuse(tmp_p
     for command in (["peers", "check"], ["join"]):
         with pytest.raises(BadValue, match=r"ward-a\.crt' is not valid \(valid from .*clock set"):
             run(*command, path, "--me", "ward-a", "--keys", tmp_path)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "0"])
+def test_a_look_comes_to_an_end(tmp_path: Path, seconds: str) -> None:
+    path = write_group(tmp_path)
+    with pytest.raises(BadValue, match=r"seconds: .* above 0, at most 86400"):
+        words = ("peers", "check", path, "--me", "ward-a", "--keys", tmp_path)
+        run(*words, "--seconds", seconds)
+
+
+@pytest.mark.parametrize(
+    ("curve", "usage", "because"),
+    [
+        (ec.SECP256K1(), None, "unsupported protocol"),  # not one of TLS 1.3
+        (ec.SECP256R1(), ExtendedKeyUsageOID.SERVER_AUTH, "unsuitable certificate purpose"),
+        (ec.SECP256R1(), ExtendedKeyUsageOID.CODE_SIGNING, "unsuitable certificate purpose"),
+    ],
+    ids=["curve", "server only", "code"],
+)
+def test_a_certificate_that_tls_would_not_take_is_refused_before_anybody_is_called(
+    tmp_path: Path, curve: ec.EllipticCurve, usage: x509.ObjectIdentifier | None, because: str
+) -> None:
+    path = write_group(tmp_path)
+    before = keys.find("ward-a", tmp_path).fingerprint
+    key = ec.generate_private_key(curve)
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(keys._subject("ward-a"), keys._subject("ward-a"), key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+    )
+    if usage is not None:
+        made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+    (tmp_path / "ward-a.crt").write_bytes(
+        made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    (tmp_path / "ward-a.key").unlink()
+    keys._write_key(tmp_path / "ward-a.key", key)
+    path.write_text(path.read_text().replace(before, keys.find("ward-a", tmp_path).fingerprint))
+    with pytest.raises(BadValue, match=rf"ward-a\.crt' is not valid \(.*{because}.*TLS 1\.3"):
+        run("peers", "check", path, "--me", "ward-a", "--keys", tmp_path)
 
 
 def test_join_from_python_refuses_what_does_not_fit(tmp_path: Path) -> None:

@@ -140,3 +140,12 @@ def test_a_peer_listens_where_others_dial_it_and_on_loopback_only_there(tmp_path
     assert listening(peer.model_copy(update={"address": None}), None) is None
     with pytest.raises(BadValue, match="HOST:PORT"):
         listening(peer, "80")
+
+
+@pytest.mark.parametrize(
+    "address", ["a..b:7400", f"{'a' * 64}.example:7400", "a\x00b:7400", "a\x1b[2Jb:7400"]
+)
+def test_an_address_that_no_host_can_have_is_refused(tmp_path: Path, address: str) -> None:
+    path = write_group(tmp_path, addresses=["127.0.0.1:7400", address, None])
+    with pytest.raises(BadValue, match="valid: HOST:PORT"):
+        Peers.read(path)

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 
 from parley.cli.main import app
-from parley.errors import BadValue
+from parley.errors import BadValue, ParleyError
 from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.revisions import Revisions, check_next, signed
@@ -139,3 +139,31 @@ def test_what_is_known_outlives_a_restart(tmp_path: Path) -> None:
     other = peers.model_copy(update={"revoked": (peers.peer[2].key,)})
     with pytest.raises(BadValue, match="differs from the revision 1"):
         Revisions(other, out)
+
+
+# A certificate with a key on the curve SM2, which OpenSSL makes and this library cannot read.
+UNREADABLE = (
+    "MIIBbTCCAROgAwIBAgIUYr0Ij4VDSiQKOKOBeORZPBmKIVgwCgYIKoEcz1UBg3UwDDEKMAgGA1UEAwwBYTAeFw0y"
+    "NjExMTcxNjQ0NTRaFw0yNjEyMTcxNjQ0NTRaMAwxCjAIBgNVBAMMAWEwWTATBgcqhkjOPQIBBggqgRzPVQGCLQNC"
+    "AASBqE12tfiUtseMTUUhgw9MagCCzX2uBW7cjfdZD8a58oYR8xtIZDsRU3/8Cay5dasWx+kZyjDN/qD0UrdUtQH4"
+    "o1MwUTAdBgNVHQ4EFgQUtHyp8SqvNS842ezH3ntW7nUnchgwHwYDVR0jBBgwFoAUtHyp8SqvNS842ezH3ntW7nUn"
+    "chgwDwYDVR0TAQH/BAUwAwEB/zAKBggqgRzPVQGDdQNIADBFAiBQRa+1tDxWAvVoOIfzDfKQamCUB/mWDz4TqStJ"
+    "ojGQogIhAP0nuDhI7T1DJIRuQNlwGrp8dVv7KQvJ+gm4bKbhIU32"
+)
+
+
+def test_a_signature_of_an_unknown_kind_is_no_signature(tmp_path: Path) -> None:
+    peers = group(tmp_path, 3)
+    changes = {"peer": without_last(peers), "vacant": [2]}
+    new = next_of(peers, tmp_path, ["ward-a"], **changes)
+    new.signatures["ward-b"] = f"{UNREADABLE}.{UNREADABLE}"
+    with pytest.raises(BadValue, match="only ward-a signed"):
+        check_next(peers, new)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "3", "[3]", "[{}]", '[{"revision": 1}]', "x", ""])
+def test_damaged_revisions_are_named(tmp_path: Path, content: str) -> None:
+    peers = group(tmp_path, 3)
+    (tmp_path / "revisions.json").write_text(content)
+    with pytest.raises(ParleyError, match=r"revisions\.json is damaged"):
+        Revisions(peers, tmp_path)

@@ -516,3 +516,14 @@ def test_on_paper_it_is_light_and_has_its_charts(chromium: object, shown_page: s
             "all => all.map(c => c.clientHeight)"
         )
         assert min(heights) > 60 and not shown.locator("#theme").is_visible()
+
+
+def test_a_report_shows_what_is_no_text_and_no_number_too(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "experiment.toml").write_text("data = 2020-01-01\nagents = 10:00:00\n")
+        (folder / "summary.json").write_text(json.dumps({"label": "half \ud800"}))
+    written = report_page(group_seeds(read_all([tmp_path])))
+    assert "2020-01-01" in written and "half ?" in written
+    assert written.encode()
