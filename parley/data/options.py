@@ -85,6 +85,8 @@ class Options:
             if name in values and not made.target:
                 because = "data.target names no column to predict"
                 raise BadValue(f"data.{name}", values[name], "none without data.target", because)
+        if len({*made.told.labels}) < len(made.told.labels):
+            raise BadValue("data.labels", made.labels, "names that are all different")
         if made.resize and made.crop > made.resize:
             because = f"data.resize is {made.resize}"
             raise BadValue("data.crop", made.crop, "at most data.resize", because)

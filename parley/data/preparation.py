@@ -122,7 +122,8 @@ class Expected:
         header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
         shape, by_columns, dtype = header[major](file)
         self._check_kind(path, dtype)
-        shape = (1, *shape) if shape == self.shape or len(shape) == self.shorter else shape
+        one = shape == self.shape or (self.shorter and len(shape) == 1)
+        shape = (1, *shape) if one else shape
         fits = shape[1:] == self.shape
         if self.shorter and len(shape) == 2:
             fits = 1 <= shape[1] <= self.shape[0]

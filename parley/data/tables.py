@@ -251,6 +251,9 @@ def _targets(
             raise BadValue("data.target", names[0], "classes; or --task regression", because)
         place = {label: number for number, label in enumerate(known)}
         return [torch.tensor([place[v] for v in labels]) for labels in each], tuple(known)
+    if told.labels:
+        because = f"in the task {task} the target columns {', '.join(names)} are what has names"
+        raise BadValue("data.labels", ", ".join(told.labels), "none", because)
     if task not in (measures.REGRESSION, measures.MULTILABEL, measures.OWN):
         raise BadValue("task", task, "classification, binary, multilabel, regression or own")
     made = [

@@ -35,6 +35,11 @@ def outputs_of(experiment: Experiment, class_names: Sequence[str], targets: Tens
         valid += ", or hf:FOLDER" * (task == measures.LANGUAGE_MODEL)
         because = "it gives one answer for a whole input"
         raise BadValue("model", experiment.model, valid, because)
+    if task in EACH_PLACE and targets.ndim == 1:
+        what = "class of each pixel" if task == measures.SEGMENTATION else "next token of each one"
+        because = f"the data have one of {len(class_names)} classes for each sample"
+        valid = f'classification; or data = "own", with the {what} as targets'
+        raise BadValue("task", task, valid, because)
     if task == OWN and not class_names:
         return targets[0].numel()
     rows = task in (measures.REGRESSION, measures.MULTILABEL)

@@ -107,6 +107,11 @@ def test_labels_name_all_classes(tmp_path: Path) -> None:
     assert result.model()(torch.zeros(1, 6)).shape == (1, 3)
     with pytest.raises(BadValue, match=r"data.target: 'outcome' .*it has the class healthy\)"):
         parley.train("logistic", data_options=OPTIONS | {"labels": "ill, unclear"}, **options)
+    with pytest.raises(BadValue, match=r"data.labels: 'ill, ill' .*all different"):
+        parley.train("logistic", data_options=OPTIONS | {"labels": "ill, ill"}, **options)
+    days = {"target": "days", "drop": "name,outcome", "labels": "a, b"}
+    with pytest.raises(BadValue, match=r"data.labels: 'a, b' .*the target columns days are what"):
+        parley.train("logistic", data_options=days, task="regression", **options)
     with pytest.raises(BadValue, match=r"data.labels: 'a, b' .*none, unless data = \"own\""):
         parley.train("logistic", data="digits", data_options={"labels": "a, b"}, progress=False)
 

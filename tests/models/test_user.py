@@ -83,6 +83,13 @@ def test_a_task_of_one_s_own_is_a_loss_and_metrics(own: str) -> None:
         parley.train(task=sys.modules[own].loss, loss="mse", **options)
 
 
+@pytest.mark.parametrize("task", ["segmentation", "language-model"])
+def test_data_with_one_class_for_each_sample_are_for_classification(own: str, task: str) -> None:
+    words = rf"task: '{task}' is not valid \(the data have one of 10 classes for each sample\)"
+    with pytest.raises(BadValue, match=words):
+        parley.train(model=f"{own}:net", task=task, algorithm="dpsgd", **QUICK)
+
+
 def test_a_task_in_a_file_is_only_a_name(own: str) -> None:
     experiment = Experiment.from_toml(f'task = "{own}:loss"\nmetrics = "{own}:score"')
     with pytest.raises(BadValue, match=f"with --allow-code {own}"):
