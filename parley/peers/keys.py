@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parley.errors import BadValue
-from parley.files import SMALL, Unreadable, read_bytes
+from parley.files import SMALL, Unreadable, read_bytes, sync_folder
 
 DAYS = 825
 """How long a certificate is valid unless somebody says otherwise."""
@@ -63,8 +63,7 @@ def new(name: str, folder: Path, days: int = DAYS) -> Identity:
     key_path, certificate_path = _vacant(name, folder, ".key", ".crt")
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(name, key.public_key(), _subject(name), key, days)
-    _write_key(key_path, key)
-    _write(certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
+    _write_both(key_path, key, certificate_path, certificate)
     return Identity(name, key_path, certificate_path)
 
 
@@ -73,8 +72,7 @@ def authority(name: str, folder: Path, days: int = 2 * DAYS) -> Identity:
     key_path, certificate_path = _vacant(name, folder, ".key", ".crt")
     key = ec.generate_private_key(ec.SECP256R1())
     made = _certificate(name, key.public_key(), _subject(name), key, days, authority=True)
-    _write_key(key_path, key)
-    _write(certificate_path, made.public_bytes(serialization.Encoding.PEM))
+    _write_both(key_path, key, certificate_path, made)
     return Identity(name, key_path, certificate_path)
 
 
@@ -83,9 +81,7 @@ def request(name: str, folder: Path) -> tuple[Path, Path]:
     key_path, request_path = _vacant(name, folder, ".key", ".csr")
     key = ec.generate_private_key(ec.SECP256R1())
     made = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
-    _write_key(key_path, key)
-    signed = made.sign(key, hashes.SHA256())
-    _write(request_path, signed.public_bytes(serialization.Encoding.PEM))
+    _write_both(key_path, key, request_path, made.sign(key, hashes.SHA256()))
     return key_path, request_path
 
 
@@ -230,6 +226,21 @@ def _vacant(name: str, folder: Path, *endings: str) -> list[Path]:
     return paths
 
 
+def _write_both(
+    key_path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    path: Path,
+    public: x509.Certificate | x509.CertificateSigningRequest,
+) -> None:
+    """A key and what others may see of it; neither is left if the disk is full."""
+    _write_key(key_path, key)
+    try:
+        _write(path, public.public_bytes(serialization.Encoding.PEM))
+    except BaseException:
+        key_path.unlink(missing_ok=True)
+        raise
+
+
 def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
     """Readable by its owner alone from the first moment on."""
     pem = key.private_bytes(
@@ -244,10 +255,15 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(opened, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(opened, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or str(error)
         raise BadValue("dir", str(path.parent), "a folder that can be written", reason) from None

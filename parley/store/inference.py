@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -225,8 +226,10 @@ def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
 
 def _written(program: Any, form: str, path: Path) -> None:
     if form == "torch-export":
-        with path.open("wb") as file:  # given a name that is not in UTF-8, it would abort
-            torch.export.save(program, file)
+        # Given a file, torch aborts the process if the disk is full or the name is not in UTF-8.
+        content = BytesIO()
+        torch.export.save(program, content)
+        path.write_bytes(content.getbuffer())
         return
     with warnings.catch_warnings(), _quiet("torch.onnx"):
         warnings.simplefilter("ignore")

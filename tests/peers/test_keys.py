@@ -1,5 +1,6 @@
 """Keys are private and belong to their certificates; peers.toml is refused where it is wrong."""
 
+import errno
 import shutil
 import subprocess
 from pathlib import Path
@@ -149,3 +150,23 @@ def test_an_address_that_no_host_can_have_is_refused(tmp_path: Path, address: st
     path = write_group(tmp_path, addresses=["127.0.0.1:7400", address, None])
     with pytest.raises(BadValue, match="valid: HOST:PORT"):
         Peers.read(path)
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_full_disk_leaves_no_half_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """Else the same command would refuse for ever to overwrite it."""
+    syncs: list[int] = []
+
+    def full(descriptor: int) -> None:
+        syncs.append(descriptor)
+        if len(syncs) > 2 * written:  # each file is synced, and then its folder
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("os.fsync", full)
+        with pytest.raises(BadValue, match="No space left on device"):
+            keys.new("ward-a", tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert keys.new("ward-a", tmp_path) == keys.find("ward-a", tmp_path)

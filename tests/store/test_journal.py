@@ -5,12 +5,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 import parley
 from parley.errors import ParleyError
-from parley.store.folder import RECORDS
+from parley.store.folder import GENERATIONS, RECORDS, RunFolder
+from parley.store.journal import Journal
+from parley.store.lock import Hold
 from tests.fuzz.damage import SPECIAL
 
 SMALL = {
@@ -83,3 +87,29 @@ def test_what_is_no_file_is_named(what: str, stopped: Path, tmp_path: Path) -> N
     SPECIAL[what](run / RECORDS)
     with pytest.raises(ParleyError, match=rf"^records: .*{RECORDS}.* is damaged"):
         parley.train(out=run, epochs=3, resume=True, **SMALL)
+
+
+class Liar:
+    """A board on which another worker says something of its own."""
+
+    rank = 0
+
+    def __init__(self, said: list[dict[str, Any]]) -> None:
+        self.said = said
+
+    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        return [value, TypeAdapter(kind).validate_python(self.said)]
+
+
+def test_nobody_else_can_change_what_a_worker_has_seen_itself(tmp_path: Path) -> None:
+    (tmp_path / GENERATIONS).write_text('{"generation": 0, "workers": ["a", "b"]}\n3\n')
+    told = [{"generation": n, "workers": ["liar"]} for n in range(4)]
+    with Hold(tmp_path, "run", 0) as hold:
+        hold.take()
+        journal = Journal(hold, Liar(told))
+        journal.keeper = True
+        journal.note({"generation": 2, "workers": ["a"]}, apart=True)
+        lines = RunFolder(tmp_path).lines(GENERATIONS)
+        assert [line["workers"] for line in lines] == [["a", "b"], ["liar"], ["a"]]
+        with pytest.raises(ValidationError):
+            Journal(hold, Liar([{"workers": []}])).note({"generation": 3}, apart=True)

@@ -1,6 +1,8 @@
 """What a run leaves behind to be used: its models, how to build them, and what they answer."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import nn
 
 import parley
 from parley.data import load as load_data
-from parley.errors import BadValue
+from parley.errors import BadValue, ParleyError
 from parley.store import inference, outputs
 from parley.store.outputs import Trained
 
@@ -275,6 +277,28 @@ def test_an_exported_model_takes_raw_inputs_and_answers_the_same(
         found = torch.export.load(path).module()(raw)
     assert torch.allclose(found, expected, atol=1e-5)
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk, as Linux has it")
+@pytest.mark.parametrize("form", ["torch-export", "onnx"])
+def test_an_export_to_a_full_disk_is_refused(
+    run: tuple[parley.Result, Path], tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a file, torch would abort the process."""
+    if form == "onnx":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxscript")
+
+    @contextmanager
+    def on_a_full_disk(path: Path, temporary: Path) -> Iterator[None]:
+        temporary.symlink_to("/dev/full")
+        yield
+
+    monkeypatch.setattr(inference, "replacing", on_a_full_disk)
+    trained, path = outputs.found(run[1]), tmp_path / f"model{inference.FORMATS[form]}"
+    with pytest.raises(ParleyError, match=r"cannot be written \(.*No space left on device"):
+        inference.export(trained.module(), trained.card, form, path)
+    assert not path.exists()
 
 
 def test_uint8_images_are_scaled_inside_the_exported_model() -> None:
