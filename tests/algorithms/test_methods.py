@@ -458,7 +458,7 @@ class TestNames:
             ("cga+push-sum", "cga needs symmetric weights"),
             ("adagossip+push-sum", "does not preserve"),
             ("ngc+chocco", "did you mean 'choco'"),
-            ("ngc+relaysgd", "'relaysgd' is not valid"),
+            ("ngc+relaysgd", "relaysgd is an algorithm of its own"),
         ],
     )
     def test_parts_that_do_not_fit(self, name: str, words: str) -> None:
