@@ -31,6 +31,7 @@ from parley.results.read import RecordedRun, find_runs, read_all, read_run
 from parley.training.record import parse_lines
 from tests.browser import browser, faults, overflow, page
 from tests.fuzz.damage import SPECIAL
+from tests.processes import until
 
 AGENTS, EPOCHS = 4, 4
 
@@ -431,10 +432,15 @@ def test_hovering_shows_values(chromium: object, shown_page: str, runs: Path) ->
         canvas = shown.locator(f"{FIRST} .parley-canvas")
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
-        shown.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2)
-        shown.mouse.move(box["x"] + box["width"] - 18, box["y"] + box["height"] / 2)
         tip = shown.locator(f"{FIRST} .parley-canvas b", has_text="epoch 4")
-        tip.wait_for()
+
+        def seen() -> bool:  # once the chart listens: a move before that is lost
+            for x in (box["width"] * 0.9, box["width"] - 18):
+                shown.mouse.move(box["x"] + x, box["y"] + box["height"] / 2)
+            shown.wait_for_timeout(100)
+            return bool(tip.is_visible())
+
+        assert until(seen)
         ends = [100 * r.last["accuracy_mean_model"] for r in groups_of(runs)[0].runs]
         told = tip.locator("xpath=..").inner_text()
         assert f"{float(f'{np.mean(ends):.3g}'):g}" in told and "±" in told, told
