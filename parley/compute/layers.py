@@ -132,28 +132,37 @@ def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE
-    if plain and _by_tiles(layer.kernel_size, padding, inputs, outputs):
+    if _by_tiles(layer, padding, inputs, outputs):
         return DIRECT if os.environ.get("PARLEY_WINOGRAD", "") == "off" else WINOGRAD
     return DIRECT
 
 
-def _by_tiles(kernel: tuple[int, ...], padding: Pair, inputs: Shape, outputs: Shape) -> bool:
+def _by_tiles(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:
     """Whether Winograd's method gains, with the tiles of `kernels/transforms.h`."""
     wide, high = inputs[0], outputs[0]
-    if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0] or min(wide, high) < 4:
+    kernel, stride = tuple(layer.kernel_size), tuple(layer.stride)
+    if (kernel, stride) not in (((3, 3), (1, 1)), ((3, 3), (2, 2)), ((5, 5), (1, 1))):
         return False
-    whole = kernel == (3, 3) and inputs[1:] == outputs[1:] == (2, 2)
+    if layer.groups > 1 or max(layer.dilation) > 1:
+        return False
+    if max(padding) >= kernel[0] or min(wide, high) < 4:
+        return False
+    whole = kernel == (3, 3) and stride == (1, 1) and inputs[1:] == outputs[1:] == (2, 2)
     sides = (2,) if whole else (4, 5) if kernel == (5, 5) else (4,)
     places = min(
         -(-outputs[1] // side)
         * -(-outputs[2] // side)
-        * (3 if whole else side + kernel[0] - 1) ** 2
+        * (3 if whole else 9 if stride == (2, 2) else side + kernel[0] - 1) ** 2
         for side in sides
     )
-    # Their products, and about six additions for each value in and out.
-    by_tiles = places * (wide * high + 6 * (wide + high))
+    # Their products, and about six additions for each value in and out: half of them with a stride.
+    by_tiles = places * (wide * high + 6 // stride[0] * (wide + high))
     met = [
-        sum(0 <= at + tap - pad < size for at in range(count) for tap in range(kernel[0]))
+        sum(
+            0 <= stride[0] * at + tap - pad < size
+            for at in range(count)
+            for tap in range(kernel[0])
+        )
         for pad, size, count in zip(padding, inputs[1:], outputs[1:], strict=True)
     ]
     return by_tiles < 0.8 * met[0] * met[1] * wide * high

@@ -47,7 +47,12 @@ ROWS = {
     "3 x 3 of 2 x 2 pixels": Row((3, 2, 2), WINOGRAD, (37, 45, 3), {"padding": 1}),
     "3 x 3 of 2 x 2 pixels to 4 x 4": Row((3, 2, 2), DIRECT, (9, 17, 3), {"padding": 2}),
     "from one channel": Row((3, 13, 11), DIRECT, (1, 6, 5), {"padding": 2}),
-    "stride": Row((3, 13, 11), DIRECT, (16, 32, 3), {"padding": 1, "stride": 2}),
+    "3 x 3, stride": Row((3, 16, 16), WINOGRAD, (16, 32, 3), {"padding": 1, "stride": 2}),
+    "3 x 3, stride, odd sizes": Row((3, 31, 33), WINOGRAD, (24, 40, 3), {"stride": 2}),
+    "3 x 3, stride, large padding": Row(
+        (2, 29, 28), WINOGRAD, (48, 63, 3), {"padding": 2, "stride": 2, "bias": False}
+    ),
+    "stride": Row((3, 13, 11), DIRECT, (16, 32, 3), {"padding": 1, "stride": 3}),
 }
 
 

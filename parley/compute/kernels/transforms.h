@@ -6,6 +6,9 @@
  *     F43       4      3    0, ±1, ±2, infinity
  *     F45       4      5    0, ±1, ±2, ±1/2, infinity
  *     F55       5      5    0, ±1/2, ±7/8, ±3/2, ±4: of many tried, those with the smallest error
+ *     S43       4      3    a stride of two: even inputs meet the first and the last tap, which is F(4, 2)
+ *                           with the points ±1, ±2, infinity; odd ones meet the tap between them, and
+ *                           are four products as they are
  *     F22       2      3    a whole map of two pixels between zeros: three products for the four
  *                           that meet it, y0 = w1 (d0 + d1) + (w2 - w1) d1 and likewise y1
  *
@@ -15,12 +18,12 @@
 #define PARLEY_TRANSFORMS
 #include "simd.h"
 
-enum { F43, F45, F55, F22 };
+enum { F43, F45, F55, F22, S43 };
 
 static ALWAYS_INLINE int side_of(const int f) { return f == F55 ? 5 : f == F22 ? 2 : 4; } /* outputs */
 static ALWAYS_INLINE int taps_of(const int f) { return f == F45 || f == F55 ? 5 : 3; }
 static ALWAYS_INLINE int sight_of(const int f) { /* inputs of a tile */
-    return f == F22 ? 2 : side_of(f) + taps_of(f) - 1;
+    return f == F22 ? 2 : f == S43 ? 9 : side_of(f) + taps_of(f) - 1;
 }
 static ALWAYS_INLINE int points_of(const int f) { return f == F22 ? 3 : sight_of(f); }
 #define MOST_POINTS 9
@@ -58,6 +61,15 @@ static ALWAYS_INLINE void input_transform(const int f, const vec *d, Int step, v
     }
     if (f == F22) {
         t[0] = d[0] + d[step], t[to] = d[step], t[2 * to] = d[0];
+        return;
+    }
+    if (f == S43) {
+        vec e0 = d[0], e1 = d[2 * step], e2 = d[4 * step], e3 = d[6 * step], e4 = d[8 * step];
+        vec a = e3 - 4.0f * e1, b = e2 - 4.0f * e0, c = e3 - e1, e = e2 - e0;
+        t[0] = e4 - 5.0f * e2 + 4.0f * e0;
+        t[to] = a + b, t[2 * to] = a - b;
+        t[3 * to] = c + 2.0f * e, t[4 * to] = c - 2.0f * e;
+        UNROLL for (int k = 0; k < 4; k++) t[(5 + k) * to] = d[(2 * k + 1) * step];
         return;
     }
     vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
@@ -100,6 +112,15 @@ static ALWAYS_INLINE void input_adjoint(const int f, const vec *t, Int step, vec
     }
     vec plus = t[step] + t[2 * step], minus = t[step] - t[2 * step];
     vec far = t[3 * step] + t[4 * step], wide = t[3 * step] - t[4 * step];
+    if (f == S43) {
+        d[0] = 4.0f * (t0 - minus) - 2.0f * wide;
+        d[2 * to] = -4.0f * plus - far;
+        d[4 * to] = minus + 2.0f * wide - 5.0f * t0;
+        d[6 * to] = plus + far;
+        d[8 * to] = t0;
+        UNROLL for (int k = 0; k < 4; k++) d[(2 * k + 1) * to] = t[(5 + k) * step];
+        return;
+    }
     if (f == F43) {
         vec t5 = t[5 * step];
         wide *= 2.0f;
@@ -140,6 +161,13 @@ static ALWAYS_INLINE void output_transform(const int f, const vec *m, Int step, 
     }
     vec plus = m[step] + m[2 * step], minus = m[step] - m[2 * step];
     vec far = m[3 * step] + m[4 * step], wide = m[3 * step] - m[4 * step];
+    if (f == S43) {
+        y[0] = m[5 * step] + plus + far;
+        y[to] = m[6 * step] + minus + 2.0f * wide;
+        y[2 * to] = m[7 * step] + plus + 4.0f * far;
+        y[3 * to] = m[8 * step] + m[0] + minus + 8.0f * wide;
+        return;
+    }
     if (f == F43) {
         y[0] = m[0] + plus + far;
         y[to] = minus + 2.0f * wide;
@@ -171,9 +199,13 @@ static ALWAYS_INLINE void output_adjoint(const int f, const vec *g, Int step, ve
     }
     vec g2 = g[2 * step], g3 = g[3 * step];
     vec even = g0 + g2, odd = g1 + g3, far = g0 + 4.0f * g2, wide = 2.0f * g1 + 8.0f * g3;
-    y[0] = g0;
+    y[0] = f == S43 ? g3 : g0;
     y[to] = even + odd, y[2 * to] = even - odd;
     y[3 * to] = far + wide, y[4 * to] = far - wide;
+    if (f == S43) {
+        y[5 * to] = g0, y[6 * to] = g1, y[7 * to] = g2, y[8 * to] = g3;
+        return;
+    }
     if (f == F45) {
         vec near = g0 + 0.25f * g2, thin = 0.5f * g1 + 0.125f * g3;
         y[5 * to] = near + thin, y[6 * to] = near - thin;
@@ -192,6 +224,13 @@ static ALWAYS_INLINE void weight_transform(const int f, const vec *w, Int step, 
     vec w0 = w[0], w1 = w[step], w2 = w[2 * step];
     if (f == F22) {
         u[0] = w1, u[to] = w2 - w1, u[2 * to] = w0 - w1;
+        return;
+    }
+    if (f == S43) {
+        u[0] = w2;
+        u[to] = (w0 + w2) * (-1.0f / 6), u[2 * to] = (w0 - w2) * (1.0f / 6);
+        u[3 * to] = (w0 + 2.0f * w2) * (1.0f / 12), u[4 * to] = (w0 - 2.0f * w2) * (-1.0f / 12);
+        UNROLL for (int k = 5; k < 9; k++) u[k * to] = w1;
         return;
     }
     if (f == F43) {
@@ -221,6 +260,14 @@ static ALWAYS_INLINE void weight_adjoint(const int f, const vec *u, Int step, ve
     }
     if (f == F22) {
         w[0] = u[2 * step], w[to] = u[0] - u[step] - u[2 * step], w[2 * to] = u[step];
+        return;
+    }
+    if (f == S43) {
+        vec first = (u[2 * step] - u[step]) * (1.0f / 6), last = (u[step] + u[2 * step]) * (-1.0f / 6);
+        vec third = (u[3 * step] - u[4 * step]) * (1.0f / 12), sum = (u[3 * step] + u[4 * step]) * (1.0f / 6);
+        w[0] = first + third;
+        w[to] = u[5 * step] + u[6 * step] + (u[7 * step] + u[8 * step]);
+        w[2 * to] = last + sum + u[0];
         return;
     }
     if (f == F43) {

@@ -1,4 +1,4 @@
-/* Convolutions with stride 1 by Winograd's minimal filtering, with fewer products than the direct way.
+/* Convolutions by Winograd's minimal filtering, with fewer products than the direct way.
  *
  * A tile of outputs sees a tile d of inputs. With U = G w Gᵀ and V = Bᵀ d B, the outputs are
  * Aᵀ (Σ over channels of U ∘ V) A: for 3 x 3 kernels and 4 x 4 outputs 36 products for what takes 144
@@ -20,7 +20,6 @@
 #define MOST_PLACES (MOST_POINTS * MOST_POINTS)
 #define CACHE (384 << 10) /* bytes of transformed tiles that should stay in the second cache */
 #define SUMS (512 << 10)  /* and of dU with a sum for every lane */
-#define RUN_MOST 512 /* vectors of a row of a place */
 
 /* ---- the plan of one convolution ---- */
 
@@ -34,6 +33,7 @@ typedef struct {
     Int u_place, du_place;    /* vectors from one place to the next */
     vec *u, *du;              /* [places][out][in]; [places][out][in_blocks x LANES] or [.][out][in] vectors */
     vec *v, *y, *panel;
+    vec *zeros; /* a row of a place, or of what a tile sees */
 } Plan;
 
 /* From one place to the next: an odd number of cache lines, as powers of two would collide. */
@@ -49,6 +49,7 @@ static Int places_of(const Convolution *c, int form) {
 
 static int form_of(const Convolution *c) {
     if (c->kernel_h == 5) return places_of(c, F55) < places_of(c, F45) ? F55 : F45;
+    if (c->stride_h == 2) return S43;
     return c->height == 2 && c->width == 2 && c->pad_h == 1 && c->pad_w == 1 ? F22 : F43;
 }
 
@@ -61,8 +62,9 @@ static Plan plan_of(const Graph *graph, const Node *node, vec *prepared, vec *sc
     p.tiles = p.down * p.across;
     Int vecs = graph->vecs, each = p.places * (p.c.in + p.c.out) * (Int)sizeof(vec);
     Int n = largest(CACHE / each, WIDE), weights = p.c.in * p.c.out;
-    Int most = largest(1, n / vecs), groups = (p.tiles + most - 1) / most;
-    p.few = (p.tiles + groups - 1) / groups; /* about as many each time */
+    Int most = largest(1, n / vecs), parts = (p.across + most - 1) / most;
+    if (parts > 1) p.few = (p.across + parts - 1) / parts; /* equal parts of a row of tiles */
+    else p.few = smallest(most / p.across, p.down) * p.across; /* or whole rows, which lie side by side */
     p.in_blocks = blocks_of(p.c.in);
     p.by_lane = 2 * p.c.in <= p.in_blocks * LANES && p.places * weights * (Int)sizeof(vec) <= SUMS;
     p.u_place = place(1, blocks_of(weights));
@@ -72,8 +74,11 @@ static Plan plan_of(const Graph *graph, const Node *node, vec *prepared, vec *sc
     p.v = scratch;
     p.y = p.v + p.places * place(p.c.in, p.few * vecs);
     p.panel = p.y + p.places * place(p.c.out, p.few * vecs);
+    p.zeros = p.panel + p.few * vecs * LANES * p.in_blocks;
     return p;
 }
+
+static Int zeros_of(const Plan *p, Int vecs) { return largest(p->few, p->sight) * vecs; }
 
 static Plan plan_at(const Run *run, const Node *node) {
     return plan_of(run->graph, node, run->memory + node->prepared, scratch_of(run));
@@ -83,7 +88,8 @@ void winograd_sizes(const Graph *graph, const Node *node, Sizes *sizes) {
     Plan p = plan_of(graph, node, 0, 0);
     Int n = p.few * graph->vecs;
     sizes->prepared = p.places * (p.u_place + p.du_place);
-    sizes->scratch = p.places * (place(p.c.in, n) + place(p.c.out, n)) + n * LANES * p.in_blocks;
+    sizes->scratch = p.places * (place(p.c.in, n) + place(p.c.out, n));
+    sizes->scratch += n * LANES * p.in_blocks + zeros_of(&p, graph->vecs);
 }
 
 /* ---- weights in and out of the places ---- */
@@ -149,134 +155,151 @@ static ALWAYS_INLINE void add_weight(const int f, const vec *from, Int apart, fl
 
 /* ---- tiles in and out of the places ---- */
 
-typedef struct { /* a tile: its corner in the input and in the output */
-    Int in_y, in_x, out_y, out_x;
+/* What a tile is read from and written to: the map of inputs, or that of outputs. */
+enum { INPUTS, OUTPUTS };
+
+static ALWAYS_INLINE int size_on(const int map, const int f) {
+    return map == INPUTS ? sight_of(f) : side_of(f);
+}
+
+static ALWAYS_INLINE void to_points(const int f, const int map, const vec *from, vec *to) {
+    if (map == INPUTS) input_transform(f, from, 1, to, 1);
+    else output_adjoint(f, from, 1, to, 1);
+}
+
+static ALWAYS_INLINE void from_points(const int f, const int map, const vec *from, Int step, vec *to) {
+    if (map == INPUTS) input_adjoint(f, from, step, to, 1);
+    else output_transform(f, from, step, to, 1);
+}
+
+typedef struct { /* of a tile on its map */
+    Int y, x;
+    int inside; /* all of it */
 } Corner;
 
-static Corner corner_of(const Plan *p, Int tile) {
-    Int y = tile / p->across * p->side, x = tile % p->across * p->side;
-    if (p->form == F22) return (Corner){y, x, y, x};
-    return (Corner){y - p->c.pad_h, x - p->c.pad_w, y, x};
+static ALWAYS_INLINE Corner corner_of(const Plan *p, const int f, const int which, Map map, Int tile) {
+    Int y = tile / p->across * side_of(f), x = tile % p->across * side_of(f), size = size_on(which, f);
+    if (which == INPUTS && f != F22) y = y * p->c.stride_h - p->c.pad_h, x = x * p->c.stride_w - p->c.pad_w;
+    return (Corner){y, x, y >= 0 && x >= 0 && y + size <= map.rows && x + size <= map.columns};
 }
 
-static int all_inside(Map map, Int y, Int x, Int side) {
-    return y >= 0 && x >= 0 && y + side <= map.rows && x + side <= map.columns;
-}
+/* The compiler shall not work out the addresses of all places beforehand: it would have to keep them in
+ * memory. */
+#define ADVANCE(pointer, by) \
+    do { \
+        pointer += by; \
+        __asm__("" : "+r"(pointer)); \
+    } while (0)
 
-/* One value of a tile, or zero outside the map. */
-static ALWAYS_INLINE vec near_by(Map map, const vec *channel, Int y, Int x, Int v, int inside) {
-    if (!inside && (y < 0 || x < 0 || y >= map.rows || x >= map.columns)) return (vec){0};
-    return channel[(y * map.columns + x) * map.vecs + v];
-}
+/* Where the two axes of a tile do not fit the registers together, it is done in parts: as many of one
+ * axis' points at a time as share their arithmetic. With 5 x 5 taps that would read too much twice. */
+static ALWAYS_INLINE int in_parts(const int f) { return taps_of(f) == 3; }
 
-/* V = Bᵀ d B of a channel's tile, to places `apart` each. */
-static ALWAYS_INLINE void read_input(
-    const int f, Map in, const vec *channel, Corner at, Int v, int inside, vec *to, Int apart
+/* Writes a tile's points to places `apart` each; columns outside [begin, end) are zero. */
+static ALWAYS_INLINE void read_tile(
+    const int f, const int map, const vec *const *row, Int step, const int inside, Int begin, Int end, vec *to,
+    Int apart
 ) {
-    const int sight = sight_of(f), points = points_of(f);
-    vec half[MOST_PLACES];
-    UNROLL for (int x = 0; x < sight; x++) {
-        vec column[MOST_POINTS];
-        UNROLL for (int y = 0; y < sight; y++)
-            column[y] = near_by(in, channel, at.in_y + y, at.in_x + x, v, inside);
-        input_transform(f, column, 1, half + x, sight);
-    }
-    UNROLL for (int y = 0; y < points; y++)
-        input_transform(f, half + sight * y, 1, to + points * y * apart, apart);
-}
-
-static ALWAYS_INLINE void read_inputs(const int f, const Plan *p, Map in, Int first, Int count, vec *to) {
-    Int n = count * in.vecs, apart = place(p->c.in, n);
-    for (Int t = 0; t < count; t++) {
-        Corner at = corner_of(p, first + t);
-        int inside = all_inside(in, at.in_y, at.in_x, sight_of(f));
-        for (Int c = 0; c < p->c.in; c++) {
-            const vec *channel = in.at + c * in.channel;
-            for (Int v = 0; v < in.vecs; v++) {
-                vec *place = to + c * n + t * in.vecs + v;
-                if (inside) read_input(f, in, channel, at, v, 1, place, apart);
-                else read_input(f, in, channel, at, v, 0, place, apart);
+    const int size = size_on(map, f), points = points_of(f), parts = in_parts(f) ? points / 2 + 1 : 1;
+    UNROLL for (int part = 0; part < parts; part++) { /* 0; 1 and 2; 3 and 4; ... */
+        const int first = part ? 2 * part - 1 : 0, after = parts > 1 ? 2 * part + 1 : points;
+        vec half[MOST_PLACES];
+        UNROLL for (int x = 0; x < size; x++) {
+            vec column[MOST_POINTS], t[MOST_POINTS];
+            if (inside || (x >= begin && x < end)) {
+                UNROLL for (int y = 0; y < size; y++) column[y] = row[y][x * step];
+            } else {
+                UNROLL for (int y = 0; y < size; y++) column[y] = (vec){0};
+            }
+            to_points(f, map, column, t);
+            UNROLL for (int y = first; y < after && y < points; y++) half[(y - first) * size + x] = t[y];
+        }
+        UNROLL for (int y = first; y < after && y < points; y++) {
+            vec t[MOST_POINTS];
+            to_points(f, map, half + (y - first) * size, t);
+            UNROLL for (int x = 0; x < points; x++) {
+                *to = t[x];
+                ADVANCE(to, apart);
             }
         }
     }
 }
 
-/* Aᵀ m A of all channels' tiles to the output. */
-static ALWAYS_INLINE void write_outputs(
-    const int f, const Plan *p, const vec *from, Int first, Int count, Map out, const float *bias
+static ALWAYS_INLINE void read_tiles(
+    const int f, const int which, const Plan *p, Map map, Int first, Int count, vec *to
 ) {
-    const int side = side_of(f), points = points_of(f);
-    Int n = count * out.vecs, apart = place(p->c.out, n);
-    for (Int t = 0; t < count; t++) {
-        Corner at = corner_of(p, first + t);
-        int inside = all_inside(out, at.out_y, at.out_x, side);
-        for (Int c = 0; c < p->c.out; c++) {
-            vec *channel = out.at + c * out.channel, start = bias ? splat(bias[c]) : (vec){0};
-            for (Int v = 0; v < out.vecs; v++) {
-                const vec *m = from + c * n + t * out.vecs + v;
-                vec half[MOST_SIDE * MOST_POINTS], y[MOST_SIDE * MOST_SIDE];
-                UNROLL for (int x = 0; x < points; x++)
-                    output_transform(f, m + x * apart, points * apart, half + x, points);
-                UNROLL for (int i = 0; i < side; i++)
-                    output_transform(f, half + points * i, 1, y + side * i, 1);
-                for (Int i = 0; i < side; i++)
-                    for (Int j = 0; j < side; j++)
-                        if (inside || (at.out_y + i < out.rows && at.out_x + j < out.columns))
-                            channel[((at.out_y + i) * out.columns + at.out_x + j) * out.vecs + v] =
-                                y[side * i + j] + start;
+    const int size = size_on(which, f), wide = side_of(f) * (which == INPUTS && f == S43 ? 2 : 1);
+    Int n = count * map.vecs, apart = place(map.channels, n);
+    for (Int c = 0; c < map.channels; c++)
+        for (Int t = 0; t < count; t++) {
+            Corner at = corner_of(p, f, which, map, first + t);
+            const vec *row[MOST_POINTS];
+            for (int y = 0; y < size; y++) {
+                int there = at.inside || (at.y + y >= 0 && at.y + y < map.rows);
+                row[y] = there ? map.at + c * map.channel + ((at.y + y) * map.columns + at.x) * map.vecs : p->zeros;
+            }
+            /* The next channel's, to the second cache: too far away for the processor to foresee. */
+            for (int y = 0; y < size; y++)
+                for (Int i = 0; i < wide * map.vecs; i += LINE > 0 ? LINE : 1)
+                    __builtin_prefetch(row[y] + map.channel + i, 0, 2);
+            for (Int v = 0; v < map.vecs; v++) {
+                vec *place = to + c * n + t * map.vecs + v;
+                if (at.inside) read_tile(f, which, row, map.vecs, 1, 0, 0, place, apart);
+                else read_tile(f, which, row, map.vecs, 0, -at.x, map.columns - at.x, place, apart);
+                UNROLL for (int y = 0; y < size; y++) ADVANCE(row[y], 1);
+            }
+        }
+}
+
+/* The other way: outputs are written, and gradients of inputs, which tiles share, are added. */
+static ALWAYS_INLINE void write_tile(
+    const int f, const int map, const vec *from, Int apart, vec *const *row, Int step, const int inside,
+    const Corner *at, Int rows, Int columns, vec start
+) {
+    const int size = size_on(map, f), points = points_of(f);
+    const int parts = in_parts(f) && (map == INPUTS || REGISTERS < 32) ? 2 : 1;
+    UNROLL for (int part = 0; part < parts; part++) { /* even ones; odd ones */
+        vec half[MOST_PLACES];
+        const vec *place = from;
+        UNROLL for (int y = 0; y < points; y++) {
+            vec m[MOST_POINTS], t[MOST_POINTS];
+            UNROLL for (int x = 0; x < points; x++) {
+                m[x] = *place;
+                ADVANCE(place, apart);
+            }
+            from_points(f, map, m, 1, t);
+            UNROLL for (int x = part; x < size; x += parts) half[y * size + x] = t[x];
+        }
+        UNROLL for (int x = part; x < size; x += parts) {
+            vec t[MOST_POINTS];
+            from_points(f, map, half + x, size, t);
+            if (!inside && (at->x + x < 0 || at->x + x >= columns)) continue;
+            UNROLL for (int y = 0; y < size; y++) {
+                if (!inside && (at->y + y < 0 || at->y + y >= rows)) continue;
+                vec *to = row[y] + x * step;
+                *to = t[y] + (map == INPUTS ? *to : start);
             }
         }
     }
 }
 
-/* Y = A g Aᵀ of all channels' tiles. */
-static ALWAYS_INLINE void read_slopes(const int f, const Plan *p, Map g, Int first, Int count, vec *to) {
-    const int side = side_of(f), points = points_of(f);
-    Int n = count * g.vecs, apart = place(p->c.out, n);
-    for (Int t = 0; t < count; t++) {
-        Corner at = corner_of(p, first + t);
-        int inside = all_inside(g, at.out_y, at.out_x, side);
-        for (Int c = 0; c < p->c.out; c++) {
-            const vec *channel = g.at + c * g.channel;
-            for (Int v = 0; v < g.vecs; v++) {
-                vec half[MOST_POINTS * MOST_SIDE], *y = to + c * n + t * g.vecs + v;
-                UNROLL for (int x = 0; x < side; x++) {
-                    vec column[MOST_SIDE];
-                    UNROLL for (int i = 0; i < side; i++)
-                        column[i] = near_by(g, channel, at.out_y + i, at.out_x + x, v, inside);
-                    output_adjoint(f, column, 1, half + x, side);
-                }
-                UNROLL for (int i = 0; i < points; i++)
-                    output_adjoint(f, half + side * i, 1, y + points * i * apart, apart);
-            }
-        }
-    }
-}
-
-/* Adds B dV Bᵀ of all channels' tiles to the gradient of the input. */
-static ALWAYS_INLINE void add_inputs(
-    const int f, const Plan *p, const vec *from, Int first, Int count, Map in_g
+static ALWAYS_INLINE void write_tiles(
+    const int f, const int which, const Plan *p, const vec *from, Int first, Int count, Map map, const float *bias
 ) {
-    const int sight = sight_of(f), points = points_of(f);
-    Int n = count * in_g.vecs, apart = place(p->c.in, n);
-    for (Int t = 0; t < count; t++) {
-        Corner at = corner_of(p, first + t);
-        int inside = all_inside(in_g, at.in_y, at.in_x, sight);
-        for (Int c = 0; c < p->c.in; c++) {
-            vec *channel = in_g.at + c * in_g.channel;
-            for (Int v = 0; v < in_g.vecs; v++) {
-                const vec *dv = from + c * n + t * in_g.vecs + v;
-                vec half[MOST_PLACES], d[MOST_PLACES];
-                UNROLL for (int x = 0; x < points; x++)
-                    input_adjoint(f, dv + x * apart, points * apart, half + x, points);
-                UNROLL for (int y = 0; y < sight; y++)
-                    input_adjoint(f, half + points * y, 1, d + sight * y, 1);
-                for (Int y = 0; y < sight; y++)
-                    for (Int x = 0; x < sight; x++) {
-                        Int row = at.in_y + y, column = at.in_x + x;
-                        if (inside || (row >= 0 && column >= 0 && row < in_g.rows && column < in_g.columns))
-                            channel[(row * in_g.columns + column) * in_g.vecs + v] += d[sight * y + x];
-                    }
+    const int size = size_on(which, f);
+    Int n = count * map.vecs, apart = place(map.channels, n);
+    for (Int c = 0; c < map.channels; c++) {
+        vec start = bias ? splat(bias[c]) : (vec){0};
+        for (Int t = 0; t < count; t++) {
+            Corner at = corner_of(p, f, which, map, first + t);
+            vec *row[MOST_POINTS];
+            for (int y = 0; y < size; y++)
+                row[y] = map.at + c * map.channel + ((at.y + y) * map.columns + at.x) * map.vecs;
+            for (Int v = 0; v < map.vecs; v++) {
+                const vec *place = from + c * n + t * map.vecs + v;
+                if (at.inside) write_tile(f, which, place, apart, row, map.vecs, 1, &at, 0, 0, start);
+                else write_tile(f, which, place, apart, row, map.vecs, 0, &at, map.rows, map.columns, start);
+                UNROLL for (int y = 0; y < size; y++) ADVANCE(row[y], 1);
             }
         }
     }
@@ -293,17 +316,23 @@ typedef struct {
     void (*add_inputs)(const Plan *p, const vec *from, Int first, Int count, Map in_g);
 } Body;
 
-#define EACH_FORM(M) M(F43) M(F45) M(F55) M(F22)
+#define EACH_FORM(M) M(F43) M(F45) M(F55) M(F22) M(S43)
 #define DEFINE(F) \
     static void read_weights_##F(const float *w, Int n, float *to, Int a) { read_weights(F, w, n, to, a); } \
     static void add_weights_##F(const vec *u, Int a, Int n, float *to) { add_weights(F, u, a, n, to); } \
     static void add_weight_##F(const vec *u, Int a, float *to) { add_weight(F, u, a, to); } \
-    static void read_inputs_##F(const Plan *p, Map m, Int t, Int n, vec *to) { read_inputs(F, p, m, t, n, to); } \
-    static void write_outputs_##F(const Plan *p, const vec *y, Int t, Int n, Map m, const float *b) { \
-        write_outputs(F, p, y, t, n, m, b); \
+    static void read_inputs_##F(const Plan *p, Map m, Int t, Int n, vec *to) { \
+        read_tiles(F, INPUTS, p, m, t, n, to); \
     } \
-    static void read_slopes_##F(const Plan *p, Map m, Int t, Int n, vec *to) { read_slopes(F, p, m, t, n, to); } \
-    static void add_inputs_##F(const Plan *p, const vec *v, Int t, Int n, Map m) { add_inputs(F, p, v, t, n, m); }
+    static void write_outputs_##F(const Plan *p, const vec *y, Int t, Int n, Map m, const float *b) { \
+        write_tiles(F, OUTPUTS, p, y, t, n, m, b); \
+    } \
+    static void read_slopes_##F(const Plan *p, Map m, Int t, Int n, vec *to) { \
+        read_tiles(F, OUTPUTS, p, m, t, n, to); \
+    } \
+    static void add_inputs_##F(const Plan *p, const vec *v, Int t, Int n, Map m) { \
+        write_tiles(F, INPUTS, p, v, t, n, m, 0); \
+    }
 EACH_FORM(DEFINE)
 #define ENTRY(F) \
     [F] = {read_weights_##F, add_weights_##F, add_weight_##F, read_inputs_##F, write_outputs_##F, \
@@ -340,6 +369,7 @@ void winograd_forward(const Run *run, const Node *node) {
     Plan p = plan_at(run, node);
     Map in = map_of(run, node->first), out = map_of(run, node->result);
     Tile tile = tile_for(p.c.out, p.few * in.vecs);
+    memset(p.zeros, 0, sizeof(vec) * zeros_of(&p, in.vecs));
     for (Int first = 0; first < p.tiles; first += p.few) {
         Int count = smallest(p.few, p.tiles - first), n = count * in.vecs;
         bodies[p.form].read_inputs(&p, in, first, count, p.v);
@@ -357,7 +387,6 @@ void winograd_forward(const Run *run, const Node *node) {
 
 /* dU of one place: the turned inputs are what makes it a plain product. */
 static void weight_slopes(const Plan *p, Int k, Int n, Tile tile, Int add) {
-    static const float zeros[RUN_MOST * LANES];
     const vec *v = p->v + k * place(p->c.in, n), *y = p->y + k * place(p->c.out, n);
     vec *to = p->du + k * p->du_place;
     if (p->by_lane) {
@@ -370,7 +399,7 @@ static void weight_slopes(const Plan *p, Int k, Int n, Tile tile, Int add) {
     Int wide = p->in_blocks * LANES;
     for (Int i = 0; i < wide; i += LANES) {
         const float *from[LANES];
-        for (Int l = 0; l < LANES; l++) from[l] = i + l < p->c.in ? (float *)(v + (i + l) * n) : zeros;
+        for (Int l = 0; l < LANES; l++) from[l] = i + l < p->c.in ? (float *)(v + (i + l) * n) : (float *)p->zeros;
         turn(from, n * LANES, (float *)p->panel + i, wide);
     }
     Product product = {
@@ -388,6 +417,7 @@ void winograd_backward(const Run *run, const Node *node) {
     }
     Tile weight_tile = tile_for(p.c.out, p.in_blocks);
     Tile tile = tile_for(p.c.in, p.few * in.vecs);
+    memset(p.zeros, 0, sizeof(vec) * zeros_of(&p, in.vecs));
     for (Int first = 0; first < p.tiles; first += p.few) {
         Int count = smallest(p.few, p.tiles - first), n = count * in.vecs;
         bodies[p.form].read_inputs(&p, in, first, count, p.v);

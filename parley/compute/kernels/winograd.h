@@ -2,7 +2,8 @@
 #define PARLEY_WINOGRAD
 #include "graph.h"
 
-/* A convolution with stride 1 and 3 x 3 or 5 x 5 taps by Winograd's method: see winograd.c. */
+/* A convolution with 3 x 3 taps and a stride of 1 or 2, or with 5 x 5 taps, by Winograd's method: see
+ * winograd.c. */
 void winograd_prepare(const Run *run, const Node *node);
 void winograd_forward(const Run *run, const Node *node);
 void winograd_backward(const Run *run, const Node *node);
