@@ -125,10 +125,8 @@ def _convolution(call: Call) -> int:
 
 def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
     """Which kernel is fastest."""
-    ones, kernel = (1, 1), tuple(layer.kernel_size)
-    plain = tuple(layer.stride) == ones == tuple(layer.dilation) and layer.groups == 1
-    padding = _pair(layer.padding)
-    if plain and kernel == ones and padding == (0, 0):
+    kernel, padding = tuple(layer.kernel_size), _pair(layer.padding)
+    if kernel == (1, 1) and padding == (0, 0) and layer.groups == 1:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE

@@ -139,6 +139,36 @@ static void pack(const float *weights, Int outputs, Int inputs, Int area, Int ve
     }
 }
 
+/* ---- 1 x 1 with a stride ---- */
+
+/* The pixels that such a convolution sees, as a map of their own. */
+static Map seen_by(const Convolution *c, Map in, vec *room) {
+    Int pixels = c->rows * c->columns;
+    Map seen = {room, c->in, c->rows, c->columns, pixels, in.vecs, channel_of(pixels, in.vecs)};
+    return c->stride_h == 1 && c->stride_w == 1 ? in : seen;
+}
+
+static void pick(const Convolution *c, Map from, Map to) {
+    for (Int k = 0; k < to.channels; k++)
+        for (Int y = 0; y < to.rows; y++) {
+            const vec *row = from.at + k * from.channel + y * c->stride_h * from.columns * from.vecs;
+            vec *at = to.at + k * to.channel + y * to.columns * to.vecs;
+            for (Int x = 0; x < to.columns; x++)
+                for (Int v = 0; v < to.vecs; v++) at[x * to.vecs + v] = row[x * c->stride_w * from.vecs + v];
+        }
+}
+
+/* Adds them to where they were picked. */
+static void put_back(const Convolution *c, Map from, Map to) {
+    for (Int k = 0; k < to.channels; k++)
+        for (Int y = 0; y < from.rows; y++) {
+            const vec *at = from.at + k * from.channel + y * from.columns * from.vecs;
+            vec *row = to.at + k * to.channel + y * c->stride_h * to.columns * to.vecs;
+            for (Int x = 0; x < from.columns; x++)
+                for (Int v = 0; v < to.vecs; v++) row[x * c->stride_w * to.vecs + v] += at[x * from.vecs + v];
+        }
+}
+
 /* ---- the operation ---- */
 
 static void add_bias_gradient(Map g, float *gradient) {
@@ -180,13 +210,15 @@ static void forward(const Run *run, const Node *node) {
     Map in = map_of(run, node->first), out = map_of(run, node->result);
     const float *weights = parameter_of(run, node, WEIGHT), *bias = parameter_of(run, node, BIAS);
     if (c.method == POINTWISE) {
+        Map seen = seen_by(&c, in, scratch_of(run));
+        if (seen.at != in.at) pick(&c, in, seen);
         for (Int o = 0; bias && o < c.out; o++)
             for (Int i = 0; i < out.pixels * out.vecs; i++) out.at[o * out.channel + i] = splat(bias[o]);
         Product p = {
-            weights, c.in, 1, (float *)in.at, in.channel * LANES, c.in,
+            weights, c.in, 1, (float *)seen.at, seen.channel * LANES, c.in,
             (float *)out.at, out.channel * LANES, bias != 0,
         };
-        multiply(&p, c.out, in.pixels * in.vecs, tile_for(c.out, in.pixels * in.vecs));
+        multiply(&p, c.out, out.pixels * out.vecs, tile_for(c.out, out.pixels * out.vecs));
         return;
     }
     Int inputs = c.in / c.groups, outputs = c.out / c.groups, area = c.kernel_h * c.kernel_w;
@@ -194,6 +226,30 @@ static void forward(const Run *run, const Node *node) {
     for (Int k = 0; k < c.groups; k++)
         gather(&c, 0, channels_from(in, k * inputs), inputs, channels_from(out, k * outputs), outputs,
                tile_for(outputs, run->graph->vecs), packed + k * inputs * outputs * area, bias ? bias + k * outputs : 0, 0);
+}
+
+static void pointwise_backward(const Run *run, const Node *node, const Convolution *c, Map in, Map g) {
+    Map seen = seen_by(c, in, scratch_of(run)), row = seen, slopes = g;
+    int strided = seen.at != in.at;
+    Convolution flat = *c; /* the pixels are one long row */
+    flat.height = flat.rows = row.rows = slopes.rows = flat.stride_h = flat.stride_w = 1;
+    flat.width = flat.columns = row.columns = slopes.columns = g.pixels;
+    float *gradient = gradient_of(run, node, WEIGHT);
+    if (gradient) {
+        if (strided) pick(c, in, seen);
+        vec *scratch = scratch_of(run) + (strided ? c->in * seen.channel : 0);
+        correlate(&flat, slopes, c->out, row, c->in, scratch, gradient);
+    }
+    if (!node->wanted[0]) return;
+    Map in_g = slope_of(run, node->first), to = strided ? seen : in_g;
+    Product p = {
+        parameter_of(run, node, WEIGHT), 1, c->in, (float *)g.at, g.channel * LANES, c->out,
+        (float *)to.at, to.channel * LANES, node->add[0] && !strided,
+    };
+    multiply(&p, c->in, g.pixels * g.vecs, tile_for(c->in, g.pixels * g.vecs));
+    if (!strided) return;
+    if (!node->add[0]) memset(in_g.at, 0, sizeof(vec) * in_g.channels * in_g.channel);
+    put_back(c, seen, in_g);
 }
 
 static void backward(const Run *run, const Node *node) {
@@ -210,19 +266,8 @@ static void backward(const Run *run, const Node *node) {
     }
     Int inputs = c.in / c.groups, outputs = c.out / c.groups, area = c.kernel_h * c.kernel_w;
     float *gradient = gradient_of(run, node, WEIGHT);
-    if (c.method == POINTWISE) { /* the pixels are one long row */
-        Map row = in, slopes = g;
-        Convolution flat = c;
-        flat.height = flat.rows = row.rows = slopes.rows = 1;
-        flat.width = flat.columns = row.columns = slopes.columns = in.pixels;
-        if (gradient) correlate(&flat, slopes, c.out, row, c.in, scratch_of(run), gradient);
-        if (!node->wanted[0]) return;
-        Map in_g = slope_of(run, node->first);
-        Product p = {
-            parameter_of(run, node, WEIGHT), 1, c.in, (float *)g.at, g.channel * LANES, c.out,
-            (float *)in_g.at, in_g.channel * LANES, node->add[0],
-        };
-        multiply(&p, c.in, in.pixels * in.vecs, tile_for(c.in, in.pixels * in.vecs));
+    if (c.method == POINTWISE) {
+        pointwise_backward(run, node, &c, in, g);
         return;
     }
     const float *packed = (float *)(run->memory + node->prepared);
@@ -248,8 +293,12 @@ static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
     }
     Int entries = c.in / c.groups * c.kernel_h * c.kernel_w;
     if (c.method == DIRECT) sizes->prepared = blocks_of(2 * c.out * entries);
-    if (c.method != DEPTHWISE)
-        sizes->scratch = correlate_size(&c, c.out / c.groups, c.in / c.groups, graph->vecs);
+    if (c.method == DEPTHWISE) return;
+    if (c.method == POINTWISE) {
+        if (c.stride_h > 1 || c.stride_w > 1) sizes->scratch = c.in * channel_of(c.rows * c.columns, graph->vecs);
+        c.columns *= c.rows, c.rows = c.stride_h = c.stride_w = 1;
+    }
+    sizes->scratch += correlate_size(&c, c.out / c.groups, c.in / c.groups, graph->vecs);
 }
 
 const Operation convolution = {forward, backward, prepare, finish, sizes};
