@@ -225,10 +225,18 @@ static ALWAYS_INLINE void read_tile(
     }
 }
 
+/* Asks for the next channel's tile to come to the second cache: the processor does not foresee it. */
+static ALWAYS_INLINE void fetch_next(const int f, const int which, const vec *const *row, Map map) {
+    const int wide = side_of(f) * (which == INPUTS && f == S43 ? 2 : 1); /* from one tile to the next */
+    for (int y = 0; y < size_on(which, f); y++)
+        for (Int i = 0; i < wide * map.vecs; i += LINE > 0 ? LINE : 1)
+            __builtin_prefetch(row[y] + map.channel + i, 0, 2);
+}
+
 static ALWAYS_INLINE void read_tiles(
     const int f, const int which, const Plan *p, Map map, Int first, Int count, vec *to
 ) {
-    const int size = size_on(which, f), wide = side_of(f) * (which == INPUTS && f == S43 ? 2 : 1);
+    const int size = size_on(which, f);
     Int n = count * map.vecs, apart = place(map.channels, n);
     for (Int c = 0; c < map.channels; c++)
         for (Int t = 0; t < count; t++) {
@@ -238,10 +246,7 @@ static ALWAYS_INLINE void read_tiles(
                 int there = at.inside || (at.y + y >= 0 && at.y + y < map.rows);
                 row[y] = there ? map.at + c * map.channel + ((at.y + y) * map.columns + at.x) * map.vecs : p->zeros;
             }
-            /* The next channel's, to the second cache: too far away for the processor to foresee. */
-            for (int y = 0; y < size; y++)
-                for (Int i = 0; i < wide * map.vecs; i += LINE > 0 ? LINE : 1)
-                    __builtin_prefetch(row[y] + map.channel + i, 0, 2);
+            fetch_next(f, which, row, map);
             for (Int v = 0; v < map.vecs; v++) {
                 vec *place = to + c * n + t * map.vecs + v;
                 if (at.inside) read_tile(f, which, row, map.vecs, 1, 0, 0, place, apart);
@@ -295,6 +300,7 @@ static ALWAYS_INLINE void write_tiles(
             vec *row[MOST_POINTS];
             for (int y = 0; y < size; y++)
                 row[y] = map.at + c * map.channel + ((at.y + y) * map.columns + at.x) * map.vecs;
+            fetch_next(f, which, (const vec *const *)row, map);
             for (Int v = 0; v < map.vecs; v++) {
                 const vec *place = from + c * n + t * map.vecs + v;
                 if (at.inside) write_tile(f, which, place, apart, row, map.vecs, 1, &at, 0, 0, start);
