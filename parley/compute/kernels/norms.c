@@ -41,17 +41,25 @@ static ALWAYS_INLINE void forward_group(const int form, const int width, const G
     vec sum[4][2] = {{{0}}}, square[4][2] = {{{0}}}, r[4], mean[4], unused, unused_v;
     for (Int c = 0; c < g->channels; c++) {
         const vec *x = g->in.at + c * g->in.channel + g->from;
-        for (Int p = 0; p < pixels; p++)
-            UNROLL for (int j = 0; j < width; j++) sum[j][p & 1] += x[p * vecs + j];
+        Int p = 0; /* two sums, each in a register */
+        for (; p + 2 <= pixels; p += 2)
+            UNROLL for (int j = 0; j < width; j++)
+                sum[j][0] += x[p * vecs + j], sum[j][1] += x[(p + 1) * vecs + j];
+        if (p < pixels) UNROLL for (int j = 0; j < width; j++) sum[j][0] += x[p * vecs + j];
     }
     UNROLL for (int j = 0; j < width; j++) mean[j] = (sum[j][0] + sum[j][1]) / count;
     for (Int c = 0; c < g->channels; c++) {
         const vec *x = g->in.at + c * g->in.channel + g->from;
-        for (Int p = 0; p < pixels; p++)
+        Int p = 0;
+        for (; p + 2 <= pixels; p += 2)
             UNROLL for (int j = 0; j < width; j++) {
-                vec d = x[p * vecs + j] - mean[j];
-                square[j][p & 1] += d * d;
+                vec d = x[p * vecs + j] - mean[j], e = x[(p + 1) * vecs + j] - mean[j];
+                square[j][0] += d * d, square[j][1] += e * e;
             }
+        if (p < pixels) UNROLL for (int j = 0; j < width; j++) {
+            vec d = x[p * vecs + j] - mean[j];
+            square[j][0] += d * d;
+        }
     }
     UNROLL for (int j = 0; j < width; j++) {
         vec variance = (square[j][0] + square[j][1]) / count + g->eps;
