@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import DataRoot, Json, Parallel, count, switch
+from parley.cli.options import DataRoot, Json, Parallel, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
 from parley.reproduce import guide as study
+from parley.reproduce.report import write_markdown
 from parley.watch.log import console
 
 SettingName = Annotated[
@@ -29,6 +30,17 @@ Seeds = Annotated[str, typer.Option(help="Runs with the best settings.", metavar
 Fraction = Annotated[float, typer.Option(help="Share of the training samples.", metavar="NUMBER")]
 TestFraction = Annotated[float, typer.Option(help="Share of the test samples.", metavar="NUMBER")]
 GuideOut = Annotated[Path, typer.Option(help="Folder of the results.", metavar="FOLDER")]
+Page = Annotated[
+    Path | None,
+    option(
+        "Markdown file for the tables. In an existing file, what is between its begin and end "
+        "marks is replaced. (default: guide.md in --out)",
+        "FILE",
+    ),
+]
+Picture = Annotated[
+    Path | None, option("File for the picture. (default: guide.png in --out)", "FILE")
+]
 Report = Annotated[
     bool,
     switch("Show the finished runs without starting any.", "--report"),
@@ -48,6 +60,8 @@ def guide(
     parallel: Parallel = None,
     data_root: DataRoot = None,
     report: Report = False,
+    markdown: Page = None,
+    picture: Picture = None,
     json_: Json = False,
 ) -> None:
     """Compare every method in three settings, to help choose one.
@@ -76,7 +90,9 @@ def guide(
         with stoppable(out, "the same command continues"):
             for setting, outcome in study.run(chosen, methods, budget, at_once, out):
                 _tell(setting, outcome)
-    files = study.report(out)
+    files = [markdown or out / "guide.md", picture or out / "guide.png"]
+    write_markdown(files[0], study.markdown(out))
+    study.picture(out, files[1])
     if json_:
         print(json.dumps({"out": str(out), "files": [str(path) for path in files]}))
         return

@@ -18,9 +18,9 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.files import write_atomically
-from parley.results.curves import NETWORK_TIME, field_picture
 from parley.results.paired import Better, significant
 from parley.results.table import Table, mean_and_spread
+from parley.results.tradeoff import Point, tradeoff_picture
 from parley.store.folder import RunFolder
 from parley.sweep import compare, field, tune
 from parley.sweep.compare import Method, parse_algorithms, slug
@@ -39,6 +39,8 @@ METHODS = (
     "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
     "skewscout,fedavg,central"
 )
+WITH_A_SERVER = ("fedavg", "central")
+"""Shown for reference."""
 KEPT = (
     "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
     "bytes_cross_gradients", "seconds", "seconds_network",
@@ -275,6 +277,10 @@ def _spread(values: Sequence[float]) -> str:
     return mean_and_spread(fmean(values), stdev(values) if len(values) > 1 else None, ".1f")
 
 
+def _deviation(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
 def better(found: Mapping[str, Found]) -> list[Better]:
     """Which methods are significantly better than which."""
     return significant(
@@ -285,31 +291,44 @@ def better(found: Mapping[str, Found]) -> list[Better]:
     )
 
 
-def report(out: Path) -> list[Path]:
-    """A table for each setting with finished runs and one picture of all of them, written to `out`.
+def markdown(out: Path) -> str:
+    """A table and what may be claimed for each setting with finished runs."""
+    sections = []
+    for setting, found in _every(out):
+        sections += [f"### {setting.title}", "", _about(setting, found), ""]
+        sections += [table(found).markdown(), _claims(found), ""]
+    return "\n".join(sections)
 
-    Returns the two files.
-    """
-    sections, curves = [], {}
-    for setting in SETTINGS.values():
-        path = out / f"{setting.name}.jsonl"
-        found = read(path) if path.exists() else {}
-        if found:
-            sections += [
-                f"## {setting.title}",
-                "",
-                _about(setting, found),
-                "",
-                table(found).markdown(),
-            ]
-            sections += [_claims(found), ""]
-            curves[setting.title] = {
-                label: list(of.by_seed.values()) for label, of in found.items()
-            }
-    if not sections:
+
+def picture(out: Path, path: Path) -> Path:
+    """Accuracy against bytes, and against time on the simulated network."""
+    points = {
+        setting.title: [
+            Point(
+                label,
+                (
+                    fmean(of.last(sent_megabytes)),
+                    fmean(of.last(lambda record: record["seconds_network"])),
+                ),
+                fmean(of.last(_accuracy)),
+                _deviation(of.last(_accuracy)),
+                of.about["method"] not in WITH_A_SERVER,
+            )
+            for label, of in found.items()
+        ]
+        for setting, found in _every(out)
+    }
+    costs = ("MB sent per agent", "seconds on the simulated network")
+    return tradeoff_picture(points, costs, "test accuracy of the averaged model, %", path)
+
+
+def _every(out: Path) -> list[tuple[Setting, dict[str, Found]]]:
+    """The settings with finished runs."""
+    paths = {setting.name: out / f"{setting.name}.jsonl" for setting in SETTINGS.values()}
+    every = [(SETTINGS[name], read(path)) for name, path in paths.items() if path.exists()]
+    if not any(found for _, found in every):
         raise BadValue("out", str(out), "a folder with results of parley reproduce guide")
-    write_atomically(out / "guide.md", "\n".join(sections))
-    return [out / "guide.md", field_picture(curves, out / "guide.png", NETWORK_TIME)]
+    return [(setting, found) for setting, found in every if found]
 
 
 def _about(setting: Setting, found: Mapping[str, Found]) -> str:

@@ -177,24 +177,14 @@ def curves_picture(methods: Mapping[str, Seeds], path: str | Path) -> Path:
     return _sheet([made[:2], made[2:]], path)
 
 
-TRAINING_TIME = ("seconds", "seconds of training, all agents")
-NETWORK_TIME = ("seconds_network", "seconds on the simulated network")
-
-
-def field_picture(
-    partitions: Mapping[str, Mapping[str, Seeds]],
-    path: str | Path,
-    clock: tuple[str, str] = TRAINING_TIME,
-) -> Path:
+def field_picture(partitions: Mapping[str, Mapping[str, Seeds]], path: str | Path) -> Path:
     """Draw many methods on several partitions: the metric over bytes sent, and over time.
 
     `partitions` maps each partition to the input of `curves_picture`. One row of panels for each.
-    `clock` is the field with the time, and what it is called.
     """
     names = list(dict.fromkeys(name for methods in partitions.values() for name in methods))
-    seconds, called = clock
-    time: Description = {"name": called, "log": True}
-    axes = ((sent_megabytes, {**SENT, "log": True}), (field_of(seconds), time))
+    time: Description = {"name": "seconds of training, all agents", "log": True}
+    axes = ((sent_megabytes, {**SENT, "log": True}), (field_of("seconds"), time))
     rows = []
     measure = deciding(seeds for methods in partitions.values() for seeds in methods.values())
     vertical, y = form_of(measure, "mean_model"), axis_of(measure)

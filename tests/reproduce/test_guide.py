@@ -60,8 +60,17 @@ def test_the_table_is_made_from_the_records(results: Path) -> None:
     shown = guide.table(found)
     assert [row[0] for row in shown.rows] == list(found)
     assert shown.rows[0][1].startswith(f"{means[0]:.1f} ± ")
-    markdown, picture = guide.report(results)
-    assert "| NGC |" in markdown.read_text()
+    assert "| NGC |" in guide.markdown(results)
+
+
+def test_the_page_and_the_picture_go_where_they_are_asked_for(
+    results: Path, tmp_path: Path
+) -> None:
+    page, picture = tmp_path / "page.md", tmp_path / "guide.png"
+    asked = ["guide", "--report", "--out", str(results), "--markdown", str(page)]
+    done = CliRunner().invoke(cli.app, [*asked, "--picture", str(picture)])
+    assert done.exit_code == 0, done.output
+    assert guide.markdown(results).strip() in page.read_text()
     assert picture.stat().st_size > 10_000
 
 
