@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from parley.compute.operations import (
     ACTIVATIONS,
+    BY_ROWS,
     DEPTHWISE,
     DIRECT,
     EVONORM_HARD_SWISH,
@@ -117,14 +118,15 @@ def _convolution(call: Call) -> int:
     )
     geometry += _pair(layer.dilation)
     first = call.value(call.argument(0, "input"))
-    method = _method(layer, first[1], shape_of(call.results[call.node], call.where))
+    method = _method(layer, first, shape_of(call.results[call.node], call.where))
     if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
         raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
     return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
 
 
-def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
+def _method(layer: nn.Conv2d, first: tuple[int, Shape], outputs: Shape) -> int:
     """Which kernel is fastest."""
+    value, inputs = first
     ones, kernel = (1, 1), tuple(layer.kernel_size)
     plain = tuple(layer.stride) == ones == tuple(layer.dilation) and layer.groups == 1
     padding = _pair(layer.padding)
@@ -132,9 +134,20 @@ def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE
-    if plain and _by_tiles(layer.kernel_size, padding, inputs, outputs):
-        return DIRECT if os.environ.get("PARLEY_WINOGRAD", "") == "off" else WINOGRAD
-    return DIRECT
+    if not plain or os.environ.get("PARLEY_WINOGRAD", "") == "off":
+        return DIRECT
+    if _by_tiles(layer.kernel_size, padding, inputs, outputs):
+        return WINOGRAD
+    by_rows = not value and _by_rows(layer.kernel_size, padding, inputs, outputs)
+    return BY_ROWS if by_rows else DIRECT
+
+
+def _by_rows(kernel: tuple[int, ...], padding: Pair, inputs: Shape, outputs: Shape) -> bool:
+    """Whether minimal filtering along rows gains, for the network's input."""
+    if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0]:
+        return False
+    products = -(-outputs[2] // 4) * (4 + kernel[1] - 1)
+    return inputs[0] < 4 <= outputs[0] and products < 0.8 * outputs[2] * kernel[1]
 
 
 def _by_tiles(kernel: tuple[int, ...], padding: Pair, inputs: Shape, outputs: Shape) -> bool:
