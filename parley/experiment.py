@@ -156,8 +156,10 @@ class Experiment(Checked, BaseModel):
     """How the averaging rate γ changes, written like lr_decay."""
     seed: int = Field(0, ge=0, le=MOST_SEED)
     """Seed of all random choices."""
-    evaluate_every: int = Field(1, ge=1, le=MANY)
-    """Epochs between records; the last epoch always has one."""
+    evaluate_every: int | None = Field(None, ge=1, le=MANY)
+    """Epochs between records; the last epoch always has one. By default, the averaged model is
+    evaluated after every epoch; the agents' own models are too if that is little work, and
+    otherwise after every few epochs, at most ten, to take about a tenth of the time."""
     stop_when: str = ""
     """Ends the run early, after the first record that meets one of these comma-separated
     conditions: for example accuracy>=0.9, loss:patience=5 (no improvement for 5 records),
@@ -369,6 +371,8 @@ class Experiment(Checked, BaseModel):
         """Fields in which what is computed differs; empty if one may resume the other, perhaps for
         longer."""
         mine, theirs, free = self.model_dump(), other.model_dump(), HOW | LENGTH
+        if {self.evaluate_every, other.evaluate_every} == {None, 1}:
+            free |= {"evaluate_every"}  # 1 was the default, which older folders have in writing
         return [name for name in mine if name not in free and mine[name] != theirs[name]]
 
     def replace(self, **changes: Any) -> "Experiment":

@@ -8,6 +8,7 @@ smallest and the largest of them, ``rmse_after_gossip`` the mean after further g
 ``rmse_agents`` that of each agent.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -193,6 +194,22 @@ def of_options(options: Mapping[str, Any]) -> tuple[Measure, ...]:
         return parse(str(task), str(metrics))
     except BadValue:
         return (KNOWN["accuracy"],)
+
+
+def of_averaged_model(
+    measures: Sequence[Measure], scores: Sequence[float], agents: int
+) -> dict[str, Any]:
+    """The fields of a record for which only the averaged model was evaluated.
+
+    >>> of_averaged_model([KNOWN["accuracy"]], [0.5], 2)["accuracy_agents"]
+    [None, None]
+    """
+    found: dict[str, Any] = {}
+    for measure, score in zip(measures, scores, strict=True):
+        found |= dict.fromkeys(measure.field(form) for form in FORMS)
+        found[measure.field(FORMS[0])] = None if math.isnan(score) else score
+        found[measure.field("agents")] = [None] * agents
+    return found
 
 
 def of_record(record: Mapping[str, Any]) -> list[Measure]:

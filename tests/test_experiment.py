@@ -149,7 +149,7 @@ def test_toml_holds_everything(name):
     made = Experiment.of(
         algorithm=name, variant=variant, weight_decay=0.1, lr=1 / 3, model_options={"hidden": 8},
         data_root="some where", topology="circulant:1,5", agents=12, threads=2, steps_per_epoch=7,
-        max_steps=1000,
+        max_steps=1000, evaluate_every=3,
     )  # fmt: skip
     text = made.to_toml()
     again = Experiment.from_toml(text)

@@ -116,6 +116,11 @@ class Algorithm(Checked, ABC):
         return f"{found['momentum']:g}" + ", Nesterov" * bool(found.get("nesterov"))
 
     @property
+    def looks_around(self) -> bool:
+        """Whether gradients are computed at the neighbours' models too."""
+        return False
+
+    @property
     def is_scale_free(self) -> bool:
         """Whether steps stay the same if all gradients of an agent are multiplied by a number."""
         return False

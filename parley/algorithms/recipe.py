@@ -111,6 +111,11 @@ class Recipe(Algorithm):
         )
 
     @property
+    def looks_around(self) -> bool:
+        """Whether gradients are computed at the neighbours' models too."""
+        return self.gradient.looks_around
+
+    @property
     def _learns_from_rounds(self) -> bool:
         return self.update.learns_from_averages and self.local_steps > 1
 

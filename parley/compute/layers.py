@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from parley.compute.operations import (
     ACTIVATIONS,
+    BY_ROWS,
     DEPTHWISE,
     DIRECT,
     EVONORM_HARD_SWISH,
@@ -117,22 +118,36 @@ def _convolution(call: Call) -> int:
     )
     geometry += _pair(layer.dilation)
     first = call.value(call.argument(0, "input"))
-    method = _method(layer, first[1], shape_of(call.results[call.node], call.where))
+    method = _method(layer, first, shape_of(call.results[call.node], call.where))
     if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
         raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
     return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
 
 
-def _method(layer: nn.Conv2d, inputs: Shape, outputs: Shape) -> int:
+def _method(layer: nn.Conv2d, first: tuple[int, Shape], outputs: Shape) -> int:
     """Which kernel is fastest."""
+    value, inputs = first
     kernel, padding = tuple(layer.kernel_size), _pair(layer.padding)
     if kernel == (1, 1) and padding == (0, 0) and layer.groups == 1:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE
+    if os.environ.get("PARLEY_WINOGRAD", "") == "off":
+        return DIRECT
     if _by_tiles(layer, padding, inputs, outputs):
-        return DIRECT if os.environ.get("PARLEY_WINOGRAD", "") == "off" else WINOGRAD
-    return DIRECT
+        return WINOGRAD
+    return BY_ROWS if not value and _by_rows(layer, padding, inputs, outputs) else DIRECT
+
+
+def _by_rows(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:
+    """Whether minimal filtering along rows gains, for the network's input."""
+    kernel = tuple(layer.kernel_size)
+    if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0]:
+        return False
+    if max(*layer.stride, *layer.dilation, layer.groups) > 1:
+        return False
+    products = -(-outputs[2] // 4) * (4 + kernel[1] - 1)
+    return inputs[0] < 4 <= outputs[0] and products < 0.8 * outputs[2] * kernel[1]
 
 
 def _by_tiles(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:

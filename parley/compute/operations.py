@@ -67,7 +67,8 @@ def _one_each(step: Step) -> int:
 def _products(step: Step) -> int:
     groups, kernel_h, kernel_w = step.options[:3]
     inputs = step.shapes[0][0] // groups * kernel_h * kernel_w
-    return 2 * prod(step.result) * inputs
+    windows = 4 if step.options[10:] == (1,) else 1
+    return 2 * prod(step.result) * windows * inputs
 
 
 FROM_RESULT = ("relu", "relu6", "sigmoid", "tanh")
@@ -84,8 +85,8 @@ def _activation_keeps(step: Step) -> frozenset[Operand]:
     return frozenset(() if name == "affine" else ("result" if name in FROM_RESULT else "first",))
 
 
-DIRECT, POINTWISE, DEPTHWISE, WINOGRAD = range(4)
-"""Ways to compute a convolution, as in convolution.h."""
+DIRECT, POINTWISE, DEPTHWISE, WINOGRAD, BY_ROWS = range(5)
+"""Ways to compute a convolution, as in convolution.h; the last one may have a pool within it."""
 PLAIN, EVONORM_HARD_SWISH, EVONORM_S0 = range(3)
 """Norms, as in norms.c."""
 

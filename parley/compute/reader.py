@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from parley.compute.buffers import Norm
 from parley.compute.layers import FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
-from parley.compute.operations import ACTIVATIONS, OPERATIONS, Shape, Step
+from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
 
 SAMPLES = 3
 """As many inputs are sent through a model; no other size in it should depend on this."""
@@ -99,13 +99,15 @@ class Traced:
                 values[node] = _reader(node, layer)(call)
         if not output:
             raise Unsupported("the model does nothing that the kernels know")
-        network = Network(_pools_first(steps, output), output, single)
+        steps = _pools_first(steps, output)
+        steps, output = _pools_within(steps, output)
+        network = Network(tuple(steps), output, single)
         if network.answer[1:] != (1, 1):
             raise Unsupported(f"the model gives maps of shape {list(network.answer)}, not scores")
         return network
 
 
-def _pools_first(steps: list[Step], output: int) -> tuple[Step, ...]:
+def _pools_first(steps: list[Step], output: int) -> list[Step]:
     """Max-pools before the ReLU in front of them: the same values and slopes, with less work."""
     uses = Counter(value for step in steps for value in step.inputs)
     for between in range(1, len(steps)):
@@ -116,7 +118,33 @@ def _pools_first(steps: list[Step], output: int) -> tuple[Step, ...]:
         if pool.operation == "max_pool" and pool.inputs == (between,) and only:
             steps[between - 1] = replace(pool, inputs=act.inputs)
             steps[between] = replace(act, inputs=(between,), shapes=(pool.result, pool.result))
-    return tuple(steps)
+    return steps
+
+
+def _pools_within(steps: list[Step], output: int) -> tuple[list[Step], int]:
+    """Max-pools as part of the convolution in front of them, where there is a kernel for both."""
+    uses = Counter(value for step in steps for value in step.inputs)
+    made: list[Step] = []
+    now = {0: 0}  # the numbers of values
+    for value, step in enumerate(steps, start=1):
+        step = replace(step, inputs=tuple(now[given] for given in step.inputs))
+        before = made[-1] if made else None
+        only = uses[value - 1] == 1 and output != value - 1 and step.inputs == (len(made),)
+        if before and only and _fits_within(before, step):
+            made[-1] = replace(
+                before, shapes=(before.shapes[0], step.result), options=(*before.options, 1)
+            )
+        else:
+            made.append(step)
+        now[value] = len(made)
+    return made, now[output]
+
+
+def _fits_within(step: Step, pool: Step) -> bool:
+    by_rows = step.operation == "convolution" and step.options[9:] == (BY_ROWS,)
+    _, rows, columns = step.result
+    halved = pool.operation == "max_pool" and pool.options[:9] == (2, 2, 2, 2, 0, 0, 1, 1, 0)
+    return by_rows and halved and pool.result[1:] == (rows // 2, columns // 2)
 
 
 class _Tracer(fx.Tracer):

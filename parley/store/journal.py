@@ -129,10 +129,10 @@ class Journal:
         records = [r for r in records if r["epoch"] <= self.epoch]
         if run.experiment.epochs > self.epoch and not run.stop.reason(records):
             # The last epoch of a run that now goes on for longer was measured for being the last.
-            records = [r for r in records if r["epoch"] % run.experiment.evaluate_every == 0]
+            records = [r for r in records if r["epoch"] % run.frequency.records == 0]
         # The first worker may be on a different host now, so all get the records of any keeper.
         self.records = longest(self.board, records)
-        self._check_records(run.experiment.evaluate_every)
+        self._check_records(run.frequency.records)
         meet(transport)  # nothing is changed on disk until every worker has read its part
         self.go_on()
         checkpoint.drop_after(path, self.epoch)

@@ -15,7 +15,8 @@ class Record(TypedDict, total=False):
     Only the epoch is always there: versions of Parley and settings differ in what they record.
     Fields that are not listed here are kept as they are. Accuracies are shares from 0 to 1. Other
     metrics have the same fields under their own names, such as ``rmse_mean_model``; what could not
-    be computed, such as AUROC where all samples have one class, is None.
+    be computed, such as AUROC where all samples have one class, is None. So are the forms for the
+    agents' own models in epochs in which only the averaged one was evaluated.
     """
 
     epoch: Required[int]
@@ -36,13 +37,13 @@ class Record(TypedDict, total=False):
     """Training loss of the agents' own models, mean over the epoch."""
     accuracy_mean_model: float
     """Test accuracy of the average of all models."""
-    accuracy_own: float
+    accuracy_own: float | None
     """Test accuracy of the agents' own models, mean over agents."""
-    accuracy_own_min: float
+    accuracy_own_min: float | None
     """Of the worst agent."""
-    accuracy_own_max: float
+    accuracy_own_max: float | None
     """Of the best agent."""
-    accuracy_after_gossip: float
+    accuracy_after_gossip: float | None
     """Test accuracy after further gossip rounds without training, mean over agents."""
     accuracy_agents: list[float | None]
     """Test accuracy of each agent's own model; None for an absent agent."""

@@ -21,7 +21,7 @@ from parley.data import Batch, Batches
 from parley.data_sizes import BALANCED, SIZE, Sizes
 from parley.errors import BadValue, Diverged
 from parley.experiment import Experiment
-from parley.measures import PERSONAL, Measure
+from parley.measures import PERSONAL, Measure, of_averaged_model
 from parley.neighbourhood import Meter, Neighbourhood
 from parley.stopping import Callbacks, parse_stop, says_stop
 from parley.training import metrics, run_setup, statistics
@@ -121,6 +121,9 @@ class Run:
             *(experiment.stop_when, experiment.measures, bool(experiment.links)),
             experiment.max_steps,
         )
+        tested = max(test_samples or 0, self.test.count)
+        found = (self.stop, self.transport.topology, self.task, steps, tested)
+        self.frequency = run_setup.frequency(experiment, *found)
         x_AD, self.b_AS = self._start()
         self.state = self.algorithm.init(x_AD, self.hood)
         self.epoch = self.step = 0
@@ -238,14 +241,16 @@ class Run:
             self.epoch += 1
             self._check_models()
             self.stopped = self._asked("on_epoch", self.epoch)
-            due = self.epoch % experiment.evaluate_every == 0 or self.is_over
-            record = self.record(self.pace.lr(self.step - 1)) if due else None
+            own = self.epoch % self.frequency.own == 0 or self.is_over
+            due = self.epoch % self.frequency.records == 0 or own
+            record = self.record(self.pace.lr(self.step - 1), own) if due else None
             if record is not None:
-                self._check_record(record)
                 self.records.append(record)
                 asked = self._asked("on_record", record)
                 self.stopped = self.stopped or asked or self.stop.reason(self.records)
             self.stopped = self.stopped if self.epoch < experiment.epochs else ""
+            if self.is_over and not own:  # because of this record
+                self.records[-1] = record = self.record(self.pace.lr(self.step - 1))
             yield EpochDone(self.epoch, record, self.is_over)
             self.losses.clear()
 
@@ -356,10 +361,11 @@ class Run:
         present = dict(zip(numbers, known, strict=True))
         return [present.get(agent) for agent in range(self.experiment.agents)]
 
-    def _measured(self, mean_M: list[float], own_NM: Tensor, gossiped_NM: Tensor) -> dict[str, Any]:
+    def _measured(self, own_NM: Tensor, gossiped_NM: Tensor, mean_M: list[float]) -> dict[str, Any]:
         """Every metric in all its forms. Row N, column M + 1: metric M of agent N's model."""
-        found: dict[str, Any] = {}
-        for place, measure in enumerate(self.experiment.measures, start=1):
+        experiment = self.experiment
+        found = of_averaged_model(experiment.measures, mean_M[1:], experiment.agents)
+        for place, measure in enumerate(experiment.measures, start=1):
             own_N = self._figures(measure, own_NM[:, place])
             gossiped_N = self._figures(measure, gossiped_NM[:, place], " after gossip")
             present_N = _present(own_N)
@@ -369,7 +375,6 @@ class Run:
             if measure.share:
                 each = [round(value, 6) for value in own_N.tolist()]
             found |= {
-                measure.field("mean_model"): None if math.isnan(mean_M[place]) else mean_M[place],
                 measure.field("own"): float(present_N.mean()) if known else None,
                 measure.field("own_min"): float(present_N.min()) if known else None,
                 measure.field("own_max"): float(present_N.max()) if known else None,
@@ -416,13 +421,19 @@ class Run:
         self._reported(what, of_agent_N)
         return sum(float(v) for v in said if 0 <= float(v) < math.inf)
 
-    def record(self, lr: float) -> Record:
-        """All metrics at this point, the same on every worker."""
+    def record(self, lr: float, own: bool = True) -> Record:
+        """All metrics at this point, the same on every worker; without the agents' own models, only
+        the averaged one is evaluated."""
         experiment, transport, x_AD = self.experiment, self.transport, self.state.x_AD
         mean_E = self.mean_model()
         mean_D = mean_E[: self.task.size]
-        own_NM, gossiped_NM, mean_M = self.test.everything(self.models_AE, self._gossiped(), mean_E)
-        self._check_losses(own_NM[:, 0])
+        if own:
+            scores = self.test.everything(self.models_AE, self._gossiped(), mean_E)
+            self._check_losses(scores.own_NM[:, 0])
+            loss, measured = scores.mean_M[0], self._measured(*scores)
+        else:
+            loss, *mean_M = self.test.score(mean_E)
+            measured = of_averaged_model(experiment.measures, mean_M, experiment.agents)
         distance_N = self._reported("a distance", metrics.distances(x_AD, mean_D, transport))
         square_N = metrics.squared_distances(x_AD, mean_D, transport)
         square_N = _present(self._reported("a squared distance", square_N))
@@ -437,13 +448,13 @@ class Run:
             "step": self.step,
             "lr": lr,
             "test_samples": self.test.count,
-            "loss": mean_M[0],
-            **self._measured(mean_M, own_NM, gossiped_NM),
+            "loss": loss,
+            **measured,
             "consensus_distance": float(square_N.mean().sqrt()),
             "distance_agents": self._by_agent([float(f"{d:.6g}") for d in distance_N.tolist()]),
             "bytes_models": float(sent["models"]),
             "bytes_cross_gradients": float(sent["cross_gradients"]),
-            **self._personal(mean_E),
+            **(self._personal(mean_E) if own else {}),
         }
         record = cast(Record, found)
         if trained is not None:
@@ -459,6 +470,7 @@ class Run:
             record["epsilon_norm"] = self._mean_norm(epsilon_N)
             record["omega_norm"] = self._mean_norm(omega_N)
         self._add_costs(record, samples)
+        self._check_record(record)
         return record
 
     def _trained(self) -> float | None:

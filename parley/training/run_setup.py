@@ -14,6 +14,9 @@ from parley.data import Batches
 from parley.data.mapped import in_memory
 from parley.errors import BadValue
 from parley.experiment import Experiment
+from parley.graphs import Topology
+from parley.stopping import Stop
+from parley.training.frequency import Frequency, frequency_of
 from parley.training.problem import Problem
 from parley.wire import clock as links
 from parley.wire.guard import Guard
@@ -82,6 +85,26 @@ def choose_engine(
         # It distributes whole gradients; torch's own threads would only get in the way.
         torch.set_num_threads(1)
     return engines.build(name, task, experiment.seed, threads)
+
+
+def frequency(
+    experiment: Experiment,
+    stop: Stop,
+    topology: Topology,
+    task: Task,
+    steps_per_epoch: int,
+    tested: int,
+) -> Frequency:
+    """How often the run is evaluated; if not every model is after every epoch, that is said."""
+    parameters = sum(p.numel() for p in task.model.parameters())
+    found = frequency_of(experiment, stop, len(topology.edges), steps_per_epoch, tested, parameters)
+    if found.own > found.records:
+        log.info(
+            "the averaged model is evaluated after every epoch, the agents' own models after every "
+            "%d epochs and at the end; --evaluate-every 1 evaluates all of them after every epoch",
+            found.own,
+        )
+    return found
 
 
 def _threads(experiment: Experiment, transport: Transport) -> int:

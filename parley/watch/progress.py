@@ -80,15 +80,14 @@ def megabytes(record: Mapping[str, Any] | Record) -> float:
 
 def brief(record: Record) -> str:
     """A record, short enough to fit next to a bar."""
-    return f"{_shown(record, 'mean_model')} averaged, {_shown(record, 'own')} own"
+    return ", ".join(_forms(record, {"mean_model": "averaged", "own": "own"})) or "unknown"
 
 
 def status(record: Record) -> str:
     """A record in a few words."""
-    gossiped, sent = _shown(record, "after_gossip"), f"{megabytes(record):.2f}"
-    distance = f"{record['consensus_distance']:.3g}"
-    what = _deciding(record).title
-    return f"{what} {brief(record)}, {gossiped} gossiped, distance {distance}, {sent} MB sent"
+    parts = [brief(record), *_forms(record, {"after_gossip": "gossiped"})]
+    parts += [f"distance {record['consensus_distance']:.3g}", f"{megabytes(record):.2f} MB sent"]
+    return f"{_deciding(record).title} {', '.join(parts)}"
 
 
 def _deciding(record: Record) -> Measure:
@@ -96,10 +95,11 @@ def _deciding(record: Record) -> Measure:
     return found[0] if found else KNOWN["accuracy"]
 
 
-def _shown(record: Record, form: str) -> str:
+def _forms(record: Record, names: Mapping[str, str]) -> list[str]:
+    """Forms of the metric in words; in some records the agents' own models are not evaluated."""
     measure = _deciding(record)
-    found = value(record, measure.field(form))
-    return "?" if found is None else measure.shown(found)
+    found = {name: value(record, measure.field(form)) for form, name in names.items()}
+    return [f"{measure.shown(known)} {name}" for name, known in found.items() if known is not None]
 
 
 class _Clock:

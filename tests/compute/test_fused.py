@@ -96,7 +96,10 @@ def each_double(loss: Loss) -> Loss:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 12, 12), (3, 13, 17), (2, 15, 12)])
 def test_lenet5(shape):
-    assert_same_gradients(task_of("lenet5", shape), make_batch(shape, (32, 7)), [1, 0, 0])
+    # In none of its windows do the two greatest values differ by rounding only: with some other
+    # seeds a pool may rightly choose either, which changes the gradient.
+    batch = make_batch(shape, (32, 7), seed=5)
+    assert_same_gradients(task_of("lenet5", shape), batch, [1, 0, 0])
 
 
 @pytest.mark.parametrize("form", ["hard-swish", "s0"])

@@ -475,7 +475,8 @@ def summary_keys() -> dict[str, Any]:
 
 def toml() -> dict[str, Any]:
     """Every key of an experiment's file, with its default unless there is none."""
-    return tomllib.loads(parley.Experiment.of(threads=1, data_root="data").to_toml())
+    without = {"threads": 1, "data_root": "data", "evaluate_every": 1}
+    return tomllib.loads(parley.Experiment.of(**without).to_toml())
 
 
 def variants() -> dict[str, Any]:

@@ -34,7 +34,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize"),
 )
 _FAST = (
-    *("graph", "convolution", "depthwise", "correlate", "winograd", "products"),
+    *("graph", "convolution", "depthwise", "correlate", "winograd", "rows", "products"),
     *("norms", "batchnorm", "pixelwise", "pools", "losses"),
 )
 SOURCES = {

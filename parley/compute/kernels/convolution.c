@@ -5,6 +5,7 @@
  * kernel that meet the map. The gradient of the weights is in correlate.c.
  */
 #include "convolution.h"
+#include "rows.h"
 #include "tiles.h"
 #include "winograd.h"
 
@@ -185,6 +186,7 @@ static void add_bias_gradient(Map g, float *gradient) {
 static void prepare(const Run *run, const Node *node) {
     Convolution c = convolution_of(run->graph, node);
     if (c.method == WINOGRAD) winograd_prepare(run, node);
+    if (c.method == ROWS) rows_prepare(run, node);
     if (c.method != DIRECT) return;
     const float *weights = parameter_of(run, node, WEIGHT);
     float *forward = (float *)(run->memory + node->prepared);
@@ -205,6 +207,10 @@ static void forward(const Run *run, const Node *node) {
     }
     if (c.method == WINOGRAD) {
         winograd_forward(run, node);
+        return;
+    }
+    if (c.method == ROWS) {
+        rows_forward(run, node);
         return;
     }
     Map in = map_of(run, node->first), out = map_of(run, node->result);
@@ -264,6 +270,10 @@ static void backward(const Run *run, const Node *node) {
         winograd_backward(run, node);
         return;
     }
+    if (c.method == ROWS) {
+        rows_backward(run, node);
+        return;
+    }
     Int inputs = c.in / c.groups, outputs = c.out / c.groups, area = c.kernel_h * c.kernel_w;
     float *gradient = gradient_of(run, node, WEIGHT);
     if (c.method == POINTWISE) {
@@ -289,6 +299,10 @@ static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
     Convolution c = convolution_of(graph, node);
     if (c.method == WINOGRAD) {
         winograd_sizes(graph, node, sizes);
+        return;
+    }
+    if (c.method == ROWS) {
+        rows_sizes(graph, node, sizes);
         return;
     }
     Int entries = c.in / c.groups * c.kernel_h * c.kernel_w;

@@ -8,7 +8,8 @@ typedef struct { /* of a convolution, as its node describes it; a linear layer i
     Int method;
 } Convolution;
 
-enum { DIRECT, POINTWISE, DEPTHWISE, WINOGRAD }; /* methods */
+enum { DIRECT, POINTWISE, DEPTHWISE, WINOGRAD, ROWS }; /* methods */
+enum { POOLED = 10 }; /* option of ROWS: the result is that of a pool of 2 x 2 */
 
 static ALWAYS_INLINE Convolution convolution_of(const Graph *graph, const Node *node) {
     const Value *in = graph->value + node->first, *out = graph->value + node->result;

@@ -47,7 +47,7 @@ static ALWAYS_INLINE void halve(const int kept, Map in, Map out, bytes *place) {
                         which = choose_int(m, (ivec){0} + (k + 1), which);
                     }
                     out.at[c * out.channel + (y * out.columns + x) * vecs + v] = most;
-                    if (kept) *place++ = __builtin_convertvector(which, bytes);
+                    if (kept) *place++ = bytes_of(which);
                 }
 }
 
@@ -62,11 +62,11 @@ static void halve_back(Map g, Map to, const bytes *place) {
                 for (Int v = 0; v < vecs; v++) {
                     vec slope = g.at[c * g.channel + (y * g.columns + x) * vecs + v], none = {0};
                     vec *a = to.at + c * to.channel + (2 * y * to.columns + 2 * x) * vecs + v;
-                    ivec which = __builtin_convertvector(*place++, ivec);
-                    a[0] = choose(same(which, 0), slope, none);
-                    a[vecs] = choose(same(which, 1), slope, none);
-                    a[below] = choose(same(which, 2), slope, none);
-                    a[below + vecs] = choose(same(which, 3), slope, none);
+                    bytes which = *place++;
+                    a[0] = choose(same_byte(which, 0), slope, none);
+                    a[vecs] = choose(same_byte(which, 1), slope, none);
+                    a[below] = choose(same_byte(which, 2), slope, none);
+                    a[below + vecs] = choose(same_byte(which, 3), slope, none);
                 }
     }
 }
@@ -97,7 +97,7 @@ static void max_forward(const Run *run, const Node *node) {
                             which = choose_int(m, (ivec){0} + k, which);
                         }
                     out.at[c * out.channel + (y * out.columns + x) * out.vecs + v] = most;
-                    *place++ = __builtin_convertvector(which, bytes);
+                    *place++ = bytes_of(which);
                 }
             }
         }
@@ -121,12 +121,12 @@ static void max_backward(const Run *run, const Node *node) {
                 vec *first = channel + (down.from * to.columns + along.from) * to.vecs;
                 for (Int v = 0; v < to.vecs; v++) {
                     vec slope = g.at[c * g.channel + (y * g.columns + x) * g.vecs + v], none = {0};
-                    ivec which = __builtin_convertvector(*place++, ivec);
+                    bytes which = *place++;
                     int k = 0;
                     for (Int i = 0; i < down.count; i++)
                         for (Int j = 0; j < along.count; j++, k++)
                             first[(i * down.step * to.columns + j * along.step) * to.vecs + v] +=
-                                choose(same(which, k), slope, none);
+                                choose(same_byte(which, k), slope, none);
                 }
             }
         }

@@ -76,6 +76,28 @@ static ALWAYS_INLINE mask lanes_of(uint32_t bits) { /* lane k by bit k */
 }
 #endif
 
+/* Small numbers as bytes, and where a byte is b. GCC would convert them one by one. */
+#if defined(__AVX512F__)
+static ALWAYS_INLINE bytes bytes_of(ivec a) { return (bytes)_mm512_cvtepi32_epi8((__m512i)a); }
+#else
+static ALWAYS_INLINE bytes bytes_of(ivec a) { return __builtin_convertvector(a, bytes); }
+#endif
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+static ALWAYS_INLINE mask same_byte(bytes a, int b) {
+    return _mm_cmpeq_epi8_mask((__m128i)a, _mm_set1_epi8(b));
+}
+#elif defined(__AVX512F__)
+static ALWAYS_INLINE mask same_byte(bytes a, int b) {
+    return same((ivec)_mm512_cvtepu8_epi32((__m128i)a), b);
+}
+#elif defined(__AVX2__)
+static ALWAYS_INLINE mask same_byte(bytes a, int b) {
+    return same((ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)&a)), b);
+}
+#else
+static ALWAYS_INLINE mask same_byte(bytes a, int b) { return same(__builtin_convertvector(a, ivec), b); }
+#endif
+
 /* The operand order lets a NaN in x through: both instructions return the second one then. */
 #if defined(__AVX512F__)
 static ALWAYS_INLINE vec at_least(vec x, float low) { return _mm512_max_ps(splat(low), x); }
