@@ -1,9 +1,7 @@
 """Messages between agents over the links of peers: the third transport.
 
-Axes: A agents hosted here, R rows in which messages lie, B bytes of a message.
+Axes: A agents hosted here, R rows in which messages lie, H bytes of a header, B of a message.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,20 +19,21 @@ from parley.wire.spread import Request, Spread
 class _Parcel:
     """A parcel that is awaited from one peer."""
 
-    def __init__(self, name: str, take: Callable[[], memoryview], inbox_RB: Tensor) -> None:
+    def __init__(self, name: str, group: Group, worker: int, inbox_RB: Tensor) -> None:
         self._name = name
-        self._take = take
-        self._inbox_RB = inbox_RB
+        self._inbox = _bytes(inbox_RB)
+        self._take = group.expect(worker, self._inbox)
 
     def wait(self) -> None:
-        """Puts it where it belongs."""
-        body, inbox = self._take(), self._inbox_RB
-        if len(body) != inbox.numel():
+        """Puts it where it belongs, unless it is there already."""
+        body, inbox = self._take(), self._inbox
+        if len(body) != len(inbox):
             raise ParleyError(
                 f"peers: {self._name} sent {len(body)} bytes of messages, "
-                f"{inbox.numel()} were expected"
+                f"{len(inbox)} were expected"
             )
-        inbox.copy_(torch.from_numpy(np.frombuffer(body, np.uint8)).view_as(inbox))
+        if body is not inbox:
+            inbox[:] = body
 
 
 class PeerTransport(Spread):
@@ -65,11 +64,17 @@ class PeerTransport(Spread):
         """A peer's own name."""
         return self.group.names[worker]
 
-    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> list[Request]:
+    def _move(
+        self, route: Route, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
+    ) -> list[Request]:
+        headers = headers_RH.numpy()
         for worker, part in route.to:
-            self.group.send(worker, [_bytes(outbox_RB[part])])
+            rows = zip(headers[part], wire_RB[part], strict=True)
+            self.group.send(
+                worker, [b for head, row in rows for b in (head.tobytes(), _bytes(row))]
+            )
         return [
-            _Parcel(self.worker_name(worker), self.group.expect(worker), inbox_RB[part])
+            _Parcel(self.worker_name(worker), self.group, worker, inbox_RB[part])
             for worker, part in route.of
         ]
 
