@@ -34,7 +34,7 @@ from parley.peers.frames import (
     shown,
 )
 from parley.peers.link import Link
-from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox
+from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox, space
 from parley.peers.switchboard import SHAKING_HANDS, Switchboard, listening_socket
 from parley.wire.transport import WorkerLost
 
@@ -243,8 +243,7 @@ class Links:
         """Waits a little until everything has arrived, says goodbye and closes all."""
 
         def arrived() -> bool:
-            live = [link for link in self.links.values() if link.connection is not None]
-            return not any(link.session.outstanding for link in live)
+            return not any(l.session.outstanding for l in self.links.values() if l.connection)
 
         if self.failure is None:
             with suppress(ParleyError):
@@ -302,9 +301,8 @@ class Links:
 
     def _acknowledge(self, link: Link, now: float) -> None:
         assert link.connection is not None
-        session = link.session
-        link.connection.put(Frame(ACKNOWLEDGE, 0, session.sent, session.received))
-        link.told, link.unsaid, link.spoke = session.received, 0, now
+        link.connection.put(Frame(ACKNOWLEDGE, 0, link.session.sent, link.session.received))
+        link.told, link.unsaid, link.spoke = link.session.received, 0, now
 
     def _dial(self, link: Link, now: float) -> None:
         address = self.peers.peer[self.peers.number(link.name)].address
@@ -342,10 +340,12 @@ class Links:
 
     def place(self, connection: Connection, length: int) -> memoryview:
         """Where a message that begins to arrive is to be put."""
-        assert connection.name is not None
+        link = self.links[connection.name or ""]
         lane, generation, number = ENVELOPE.unpack(connection.envelope)
         with self.changed:
-            return self.mailbox.place(lane, generation, connection.name, number, length)
+            if link.connection is not connection:
+                return space(length)  # what comes beside the link is not kept
+            return self.mailbox.place(lane, generation, link.name, number, length)
 
     def came(self, connection: Connection, frame: Frame, body: memoryview) -> None:
         """A frame is complete; of a message, what its envelope contains."""

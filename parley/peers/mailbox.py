@@ -37,15 +37,18 @@ class Mailbox:
     def reserve(
         self, lane: int, generation: int, sender: str, number: int, place: memoryview
     ) -> None:
-        """Where a message that is awaited had best be put, so that nobody has to copy it."""
-        self._places[lane, generation, sender, number] = place
+        """Where a message that is awaited had best be put, so that nobody has to copy it; unless it
+        has come."""
+        if number not in self._letters.get((lane, generation, sender), {}):
+            self._places[lane, generation, sender, number] = place
 
     def place(
         self, lane: int, generation: int, sender: str, number: int, length: int
     ) -> memoryview:
         """Where to put a message that begins to arrive.
 
-        A place is given once: whoever sends a message twice cannot change it once it is taken.
+        A place is given once, and to the first that comes: whoever sends a message twice cannot
+        change it once it is taken.
         """
         found = self._places.pop((lane, generation, sender, number), None)
         return found if found is not None and len(found) == length else space(length)
@@ -58,6 +61,8 @@ class Mailbox:
         if number in letters:
             return False
         letters[number] = body
+        # Whatever comes under this number from now on must not reach what is taken here.
+        self._places.pop((lane, generation, sender, number), None)
         self._bytes[sender] = self.waiting(sender) + len(body) + EACH
         return True
 
@@ -66,7 +71,6 @@ class Mailbox:
         letters = self._letters.get((lane, generation, sender), {})
         body = letters.pop(number, None)
         if body is not None:
-            self._places.pop((lane, generation, sender, number), None)
             self._bytes[sender] -= len(body) + EACH
         return body
 

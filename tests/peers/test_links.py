@@ -11,9 +11,10 @@ import pytest
 
 from parley.errors import ParleyError
 from parley.peers import keys
+from parley.peers.connection import Connection
 from parley.peers.file import Peers
 from parley.peers.links import Links
-from parley.peers.mailbox import PARCEL
+from parley.peers.mailbox import ENVELOPE, PARCEL
 from parley.wire.transport import WorkerLost
 from tests.peers.groups import group, write_group
 from tests.ports import free_ports
@@ -175,3 +176,26 @@ def test_a_message_arrives_where_it_is_awaited(tmp_path: Path) -> None:
         a.post("ward-b", PARCEL, 0, 1, [b"x" * 100_000])
         assert b.take("ward-a", PARCEL, 0, 1) is place
         assert place == b"x" * 100_000
+
+
+def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        place = memoryview(bytearray(5))
+        b.reserve("ward-a", PARCEL, 0, 1, place)
+        looks = opened(tmp_path, a.peers, "ward-a", checking=True)
+        try:
+            looks.want(["ward-b"])
+            link = b.links["ward-a"]
+
+            def others() -> list[Connection]:
+                found = [c for c in list(b._board.connections) if c.ready]
+                return [c for c in found if c is not link.connection]
+
+            assert b.until(lambda: bool(others()), SOON)
+            [beside] = others()
+            beside.envelope[:] = ENVELOPE.pack(PARCEL, 0, 1)
+            assert b.place(beside, 5) is not place
+        finally:
+            looks.close()
+        a.post("ward-b", PARCEL, 0, 1, [b"known"])
+        assert b.take("ward-a", PARCEL, 0, 1) is place and place == b"known"

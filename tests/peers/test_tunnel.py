@@ -92,3 +92,14 @@ def test_a_place_in_the_mailbox_is_given_once() -> None:
     box.reserve(PARCEL, 0, "ward-a", 2, place)
     other = box.place(PARCEL, 0, "ward-a", 2, 4)
     assert other is not place and len(other) == 4
+
+
+def test_a_message_that_comes_twice_cannot_change_what_is_taken() -> None:
+    box, place = Mailbox(), memoryview(bytearray(3))
+    box.put(PARCEL, 0, "ward-a", 1, memoryview(b"one"))
+    box.reserve(PARCEL, 0, "ward-a", 1, place)  # it has come
+    assert box.place(PARCEL, 0, "ward-a", 1, 3) is not place
+    coming = box.place(PARCEL, 0, "ward-a", 2, 3)
+    box.reserve(PARCEL, 0, "ward-a", 2, place)  # it is on its way
+    box.put(PARCEL, 0, "ward-a", 2, coming)
+    assert box.place(PARCEL, 0, "ward-a", 2, 3) is not place
