@@ -203,8 +203,9 @@ class Switchboard:
             if mask & selectors.EVENT_WRITE:
                 connection.writable()
             if mask & selectors.EVENT_READ:
-                more = connection.readable(now)
-                (self._again.add if more else self._again.discard)(connection)
+                self._again.discard(connection)  # first: meanwhile somebody may let it read on
+                if connection.readable(now):
+                    self._again.add(connection)
         except (Refused, BadFrame, ParleyError, ssl.SSLError, OSError) as error:
             closed = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
             self.drop(connection, in_words(error), closed)

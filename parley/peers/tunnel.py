@@ -77,14 +77,16 @@ class Tunnel:
 
     def receive_into(self, view: memoryview) -> int:
         """Decrypts what has come; how many bytes, 0 if the other end has closed the connection."""
-        read, most, count = self._tls.read, len(view), 0
+        read, most, count, more = self._tls.read, len(view), 0, 0
         while count < most:
             try:
                 found = cast(int, read(most - count, view[count:]))
             except ssl.SSLWantReadError:
                 if count:
                     break
-                if not self._receive():
+                if more:  # and yet no data: others have their turn, whatever else it sends
+                    raise BlockingIOError from None
+                if not (more := self._receive()):
                     return 0
             else:
                 if not found:

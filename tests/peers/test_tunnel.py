@@ -1,10 +1,13 @@
 """TLS in pieces: all bytes arrive, however little room there is, and an end is noticed."""
 
+import selectors
 import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +15,7 @@ from parley.peers import keys
 from parley.peers.connection import Security
 from parley.peers.file import Peers
 from parley.peers.mailbox import PARCEL, Mailbox
+from parley.peers.switchboard import Switchboard
 from parley.peers.tunnel import Tunnel
 from tests.peers.groups import NAMES, write_group
 
@@ -103,3 +107,50 @@ def test_a_message_that_comes_twice_cannot_change_what_is_taken() -> None:
     box.reserve(PARCEL, 0, "ward-a", 2, place)  # it is on its way
     box.put(PARCEL, 0, "ward-a", 2, coming)
     assert box.place(PARCEL, 0, "ward-a", 2, 3) is not place
+
+
+class Trickle:
+    """A socket with ever more bytes, none of which completes a record."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.received = 0
+
+    def recv(self, most: int) -> bytes:
+        self.received += 1
+        return self.sock.recv(1)
+
+
+def test_whoever_sends_no_data_does_not_keep_others_from_their_turn(tmp_path: Path) -> None:
+    with ends(tmp_path) as (calls, serves, _):
+        shake_hands(calls, serves)
+        calls.send(memoryview(b"late"))
+        serves._sock = trickle = cast(Any, Trickle(serves._sock))
+        found = bytearray(4)
+        with pytest.raises(BlockingIOError):
+            serves.receive_into(memoryview(found))
+        assert trickle.received == 1
+        while not any(found):
+            with suppress(BlockingIOError):
+                serves.receive_into(memoryview(found))
+        assert found == b"late"
+
+
+def test_a_connection_that_may_read_on_while_it_stops_does_so() -> None:
+    board = Switchboard(cast(Any, None), cast(Any, None), threading.Condition(), None)
+
+    class Stops:
+        """Somebody takes what it waits for just when it has found that it must wait."""
+
+        def readable(self, now: float) -> bool:
+            board.read_on(cast(Any, self))
+            return False
+
+    connection = cast(Any, Stops())
+    board.connections[connection] = selectors.EVENT_READ
+    try:
+        board._serve(connection, selectors.EVENT_READ, 0.0)
+        assert board._again == {connection}
+    finally:
+        board.connections.clear()
+        board._shut()
