@@ -83,7 +83,7 @@ class PeerTransport(Spread):
         self._settle()
         worker_of = self.placement.worker_of
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
-        for worker, said in enumerate(self.group.gather(_bytes(values_A))):
+        for worker, said in enumerate(self.group.gather(_copied(values_A))):
             agents = [a for a, w in enumerate(worker_of) if w == worker]
             rows = self._read(worker, said, all_rows[: len(agents)])
             all_rows[agents] = rows.to(values_A.device)
@@ -92,14 +92,14 @@ class PeerTransport(Spread):
     def each(self, values: Tensor) -> list[Tensor]:
         """Every worker's values, in the order of their numbers, on every worker."""
         self._settle()
-        every = enumerate(self.group.gather(_bytes(values)))
+        every = enumerate(self.group.gather(_copied(values)))
         return [self._read(worker, said, values).to(values.device) for worker, said in every]
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         source = self.placement.worker_of[agent]
-        own = _bytes(values) if source == self.placement.here else None
+        own = _copied(values) if source == self.placement.here else None
         said = self.group.broadcast(own, source)
         return self._read(source, said, values).to(values.device)
 
@@ -112,6 +112,11 @@ class PeerTransport(Spread):
             )
         raw = torch.from_numpy(np.frombuffer(said, np.uint8).copy())
         return raw.view(like.dtype).reshape(like.shape)
+
+
+def _copied(values: Tensor) -> memoryview:
+    """For what may be sent, or sent again, when the values have already changed."""
+    return _bytes(values.clone())
 
 
 def _bytes(values: Tensor) -> memoryview:

@@ -3,18 +3,24 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parley.errors import ParleyError
+from parley.graphs import ring
 from parley.peers import keys
 from parley.peers.connection import Connection
 from parley.peers.file import Peers
+from parley.peers.group import Group
 from parley.peers.links import Links
 from parley.peers.mailbox import ENVELOPE, PARCEL
+from parley.peers.transport import PeerTransport
+from parley.wire.placement import Placement
 from parley.wire.transport import WorkerLost
 from tests.peers.groups import group, write_group
 from tests.ports import free_ports
@@ -199,3 +205,24 @@ def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_pa
             looks.close()
         a.post("ward-b", PARCEL, 0, 1, [b"known"])
         assert b.take("ward-a", PARCEL, 0, 1) is place and place == b"known"
+
+
+def test_what_all_share_is_what_it_was_though_the_link_breaks(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        places = [Placement(ring(2), (0, 1), here) for here in (0, 1)]
+        groups = [Group(one, ["ward-a", "ward-b"], [(0, 1)], 0) for one in (a, b)]
+        first, second = (
+            PeerTransport(place, None, made) for place, made in zip(places, groups, strict=True)
+        )
+        with ThreadPoolExecutor() as pool:
+            theirs = pool.submit(second.gather, torch.tensor([2]))
+            assert a.until(lambda: a.mailbox.waiting("ward-b") > 0, SOON)
+            for one in (a, b):
+                one.want([])
+            cut(a, "ward-b")
+            assert a.until(lambda: not a.connected("ward-b"), SOON)
+            counted = torch.tensor([1])
+            assert first.gather(counted).tolist() == [1, 2]
+            counted += 10  # before it is sent
+            a.want(["ward-b"])
+            assert theirs.result(SOON).tolist() == [1, 2]
