@@ -5,18 +5,18 @@ it is before any work is done for a stranger, and can then demand exactly that c
 authority's signature on it, from the standard library's TLS: it takes nothing but trust anchors.
 """
 
+import socket
 import ssl
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
-
-import numpy as np
 
 from parley.peers.file import Peers
-from parley.peers.frames import HEADER, HELLO, Buffer, Frame
+from parley.peers.frames import DATA, HEADER, HELLO, BadFrame, Buffer, Frame
 from parley.peers.keys import Identity
+from parley.peers.mailbox import ENVELOPE, space
+from parley.peers.tunnel import Tunnel
 
 PREAMBLE = b"PARLEY\x00\x01"
 """What a connection begins with, and in which version of this protocol."""
@@ -25,8 +25,8 @@ MOST_CERTIFICATE = 8192
 MOST_HELLO = 1 << 18
 RECORD = 16384
 """Bytes of a TLS record: a frame's header goes into the first one."""
-READS = 256
-"""Records that are read before others have their turn."""
+READS = 32
+"""Pieces that are read before others have their turn."""
 
 
 class Refused(Exception):
@@ -82,15 +82,16 @@ class Connection:
 
     def __init__(
         self,
-        sock: Any,
+        sock: socket.socket,
         security: Security,
         where: str,
         dialled: str | None,
         begun: float,
         on_encrypted: Callable[["Connection"], None],
+        on_message: Callable[["Connection", int], memoryview],
         on_frame: Callable[["Connection", Frame, memoryview], None],
     ) -> None:
-        self.sock: Any = sock
+        self.sock = sock
         self.security = security
         self.where = where
         """The other end's address, for messages."""
@@ -99,6 +100,7 @@ class Connection:
         self.begun = begun
         self.heard = begun
         self.on_encrypted = on_encrypted
+        self.on_message = on_message
         self.on_frame = on_frame
         self.name: str | None = None
         """Who is at the other end, once that is certain."""
@@ -106,56 +108,55 @@ class Connection:
         """Whether both have said hello."""
         self.limit = MOST_HELLO
         self.paused = False
+        self.tunnel: Tunnel | None = None
+        """What encrypts, once the certificates are known."""
+        self.envelope = memoryview(bytearray(ENVELOPE.size))
+        """Of the message that is arriving, or has just arrived."""
         self._stage = "preamble"
         self._claimed = b""
         self._early = bytearray()
         self._outgoing: deque[memoryview] = deque()
-        self._header = bytearray(HEADER.size)
+        self._header = memoryview(bytearray(HEADER.size))
         self._frame: Frame | None = None
-        self._target = memoryview(self._header)
+        self._target = self._header
         self._filled = 0
         if dialled is not None:
             self._outgoing.append(memoryview(security.preamble))
 
     # --- writing ---------------------------------------------------------------------------
 
-    def put(self, frame: Frame, parts: list[Buffer] | tuple[Buffer, ...] = ()) -> None:
-        """Queues a frame; its header shares a record with the first bytes."""
-        if not parts:
-            self._outgoing.append(memoryview(frame.packed()))
-            return
-        head, first = frame.packed(), memoryview(parts[0]).cast("B")
-        room = RECORD - len(head)
-        if len(first) <= room and len(parts) > 1:
-            second = memoryview(parts[1]).cast("B")
-            cut = room - len(first)
-            self._outgoing.append(memoryview(b"".join((head, first, second[:cut]))))
-            rest = [second[cut:], *(memoryview(part).cast("B") for part in parts[2:])]
-        else:
-            self._outgoing.append(memoryview(b"".join((head, first[:room]))))
-            rest = [first[room:], *(memoryview(part).cast("B") for part in parts[1:])]
-        self._outgoing.extend(part for part in rest if len(part))
+    def put(self, frame: Frame, parts: Sequence[Buffer] = ()) -> None:
+        """Queues a frame; small parts share a record with what follows."""
+        record, views = bytearray(frame.packed()), []
+        for part in parts:
+            view = memoryview(part).cast("B")
+            room = RECORD - len(record)
+            record += view[:room]
+            if len(view) >= room:
+                views += [memoryview(record), view[room:]]
+                record = bytearray()
+        views.append(memoryview(record))
+        self._outgoing.extend(view for view in views if len(view))
 
     @property
     def wants_to_write(self) -> bool:
         """Whether something waits to be sent."""
+        if self.tunnel is not None and self.tunnel.unsent:
+            return True
         return bool(self._outgoing) and self._stage != "tls"
 
     def writable(self) -> None:
         """Sends as much as the socket takes."""
-        if self._stage == "tls":
-            self._shake_hands()
-            return
-        while self._outgoing:
-            view = self._outgoing[0]
-            try:
-                count = self.sock.send(view)
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return
-            if count < len(view):
-                self._outgoing[0] = view[count:]
-            else:
-                self._outgoing.popleft()
+        with suppress(BlockingIOError):
+            if self.tunnel is not None:
+                self.tunnel.flush()
+            while self._outgoing and self._stage != "tls":
+                view = self._outgoing[0]
+                count = (self.tunnel or self.sock).send(view)
+                if count < len(view):
+                    self._outgoing[0] = view[count:]
+                else:
+                    self._outgoing.popleft()
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -167,12 +168,13 @@ class Connection:
             self._shake_hands()
         if self._stage != "frames":
             return False
+        assert self.tunnel is not None
         for _ in range(READS):
             if self.paused:
                 return False
             try:
-                count = self.sock.recv_into(self._target[self._filled :])
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                count = self.tunnel.receive_into(self._target[self._filled :])
+            except BlockingIOError:
                 return False
             if not count:
                 raise ConnectionResetError("it closed the connection")
@@ -183,22 +185,27 @@ class Connection:
         return True
 
     def _filled_up(self) -> None:
-        """A header or a frame is complete."""
+        """A header, an envelope or what it contains is complete."""
         if self._frame is None:
-            frame = Frame.read(self._header, self.limit)
+            self._frame = frame = Frame.read(self._header, self.limit)
             if not self.ready and frame.kind != HELLO:
                 raise Refused("it did not say hello first")
-            if frame.length:
-                self._frame = frame
-                # Not zeroed first, unlike a bytearray.
-                self._target = np.empty(frame.length, np.uint8).data
-                self._filled = 0
-                return
-            body = memoryview(b"")
+            if frame.kind == DATA and frame.length < ENVELOPE.size:
+                raise BadFrame("a message without an envelope")
+            self._aim_at(self.envelope if frame.kind == DATA else space(frame.length))
+        elif self._target is self.envelope:
+            length = self._frame.length - ENVELOPE.size
+            self._aim_at(self.on_message(self, length))
         else:
-            frame, body = self._frame, self._target
-        self._frame, self._target, self._filled = None, memoryview(self._header), 0
-        self.on_frame(self, frame, body)
+            frame, body, self._frame = self._frame, self._target, None
+            self._target, self._filled = self._header, 0
+            self.on_frame(self, frame, body)
+
+    def _aim_at(self, target: memoryview) -> None:
+        """Where the next bytes go."""
+        self._target, self._filled = target, 0
+        if not len(target):
+            self._filled_up()
 
     def _read_preamble(self) -> None:
         """Whom the other end claims to be."""
@@ -238,17 +245,14 @@ class Connection:
                 raise Refused("it does not read")
         elif self._outgoing:
             raise Refused("it answered before it was asked")
-        self.sock = context.wrap_socket(
-            self.sock, server_side=serves, do_handshake_on_connect=False
-        )
+        self.tunnel = Tunnel(self.sock, context, serves)
         self._stage = "tls"
 
     def _shake_hands(self) -> None:
-        try:
-            self.sock.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        assert self.tunnel is not None
+        if not self.tunnel.shake_hands():
             return
-        if self.sock.getpeercert(binary_form=True) != self._claimed:
+        if self.tunnel.certificate() != self._claimed:
             raise Refused("it showed one certificate and used another")
         self._stage = "frames"
         self.on_encrypted(self)

@@ -77,10 +77,12 @@ class Group:
         name = self.names[worker]
         self.links.post(name, PARCEL, self.generation, self._sent[worker], parts)
 
-    def expect(self, worker: int) -> Callable[[], memoryview]:
-        """The next parcel from there; what it returns waits for it."""
+    def expect(self, worker: int, place: memoryview) -> Callable[[], memoryview]:
+        """The next parcel from there, in that place unless it was on its way already; what this
+        returns waits for it."""
         self._taken[worker] += 1
         name, number = self.names[worker], self._taken[worker]
+        self.links.reserve(name, PARCEL, self.generation, number, place)
         return lambda: self.links.take(name, PARCEL, self.generation, number)
 
     def gather(self, own: Buffer) -> list[memoryview]:

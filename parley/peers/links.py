@@ -34,7 +34,7 @@ from parley.peers.frames import (
     shown,
 )
 from parley.peers.link import Link
-from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox
+from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox, space
 from parley.peers.switchboard import SHAKING_HANDS, Switchboard, listening_socket
 from parley.wire.transport import WorkerLost
 
@@ -48,7 +48,7 @@ PARTING = 2.0
 """Seconds in which a peer without which the others have gone on can still be told so."""
 YOUNG = 5.0
 """Seconds in which two connections of the same peers may be due to both having dialled."""
-AT_ONCE = 1 << 20
+AT_ONCE = 8 << 20
 """Bytes after which they are acknowledged without waiting for something else to send."""
 CONTROL = 16 << 20
 """Bytes of the longest frame before the model is known."""
@@ -137,6 +137,13 @@ class Links:
         with self.changed:
             self._post(self.links[name], lane, generation, number, parts)
         self._board.wake()
+
+    def reserve(
+        self, name: str, lane: int, generation: int, number: int, place: memoryview
+    ) -> None:
+        """A message that will be taken had best be put there."""
+        with self.changed:
+            self.mailbox.reserve(lane, generation, name, number, place)
 
     def take(self, name: str, lane: int, generation: int, number: int) -> memoryview:
         """The message of that number; waits for it as long as the patience lasts."""
@@ -236,8 +243,7 @@ class Links:
         """Waits a little until everything has arrived, says goodbye and closes all."""
 
         def arrived() -> bool:
-            live = [link for link in self.links.values() if link.connection is not None]
-            return not any(link.session.outstanding for link in live)
+            return not any(l.session.outstanding for l in self.links.values() if l.connection)
 
         if self.failure is None:
             with suppress(ParleyError):
@@ -295,9 +301,8 @@ class Links:
 
     def _acknowledge(self, link: Link, now: float) -> None:
         assert link.connection is not None
-        session = link.session
-        link.connection.put(Frame(ACKNOWLEDGE, 0, session.sent, session.received))
-        link.told, link.unsaid, link.spoke = session.received, 0, now
+        link.connection.put(Frame(ACKNOWLEDGE, 0, link.session.sent, link.session.received))
+        link.told, link.unsaid, link.spoke = link.session.received, 0, now
 
     def _dial(self, link: Link, now: float) -> None:
         address = self.peers.peer[self.peers.number(link.name)].address
@@ -333,8 +338,17 @@ class Links:
         body = json.dumps(said).encode()
         connection.put(Frame(HELLO, len(body), 0, 0), [body])
 
+    def place(self, connection: Connection, length: int) -> memoryview:
+        """Where a message that begins to arrive is to be put."""
+        link = self.links[connection.name or ""]
+        lane, generation, number = ENVELOPE.unpack(connection.envelope)
+        with self.changed:
+            if link.connection is not connection:
+                return space(length)  # what comes beside the link is not kept
+            return self.mailbox.place(lane, generation, link.name, number, length)
+
     def came(self, connection: Connection, frame: Frame, body: memoryview) -> None:
-        """A frame is complete."""
+        """A frame is complete; of a message, what its envelope contains."""
         assert connection.name is not None
         with self.changed:
             link = self.links[connection.name]
@@ -361,8 +375,7 @@ class Links:
                 f"{shown(said.get('from'))}, calling {shown(said.get('to'))}"
             )
         self.hellos[link.name] = said
-        why = self.judge(said)
-        why = why or link.removed or self._differs(said)
+        why = self.judge(said) or link.removed or self._differs(said)
         link.trouble = self.verdicts[link.name] = why
         link.wanted = link.wanted and not self.checking
         self.changed.notify_all()
@@ -423,18 +436,16 @@ class Links:
         link.unsaid += len(body)
         if link.unsaid > AT_ONCE:
             self._acknowledge(link, connection.heard)
-        if len(body) < ENVELOPE.size:
-            raise BadFrame("a message without an envelope")
-        lane, generation, number = ENVELOPE.unpack_from(body)
+        lane, generation, number = ENVELOPE.unpack(connection.envelope)
         if link.removed and lane != FLOOD:
             return
         if lane not in LANES:
             raise BadFrame(f"a message on lane {lane}")
         if lane == FLOOD:
-            self._on_flood(link.name, bytes(body[ENVELOPE.size :]))
+            self._on_flood(link.name, bytes(body))
             self._slow_down(link, len(body), connection.heard)
             return
-        if not self.mailbox.put(lane, generation, link.name, number, body[ENVELOPE.size :]):
+        if not self.mailbox.put(lane, generation, link.name, number, body):
             raise BadFrame(f"message {number} came twice")
         self._pause(link)
         self.changed.notify_all()
@@ -467,7 +478,7 @@ class Links:
     def _put(self, link: Link, kept: Kept) -> None:
         assert link.connection is not None
         frame = Frame(DATA, kept.length(), kept.number, link.session.received)
-        link.connection.put(frame, list(kept.parts))
+        link.connection.put(frame, kept.parts)
         link.told, link.unsaid, link.spoke = link.session.received, 0, time.monotonic()
 
     def _slow_down(self, link: Link, length: int, now: float) -> None:

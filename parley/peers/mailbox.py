@@ -6,6 +6,8 @@ lane, generation and number.
 
 import struct
 
+import numpy as np
+
 ENVELOPE = struct.Struct("<B3xIQ")
 """Lane, generation and number: 16 bytes before every message."""
 FLOOD, PARCEL, TREE = 0, 1, 2
@@ -29,7 +31,27 @@ class Mailbox:
         self.generation = 0
         """Older messages than of this generation are of no use any more."""
         self._letters: dict[tuple[int, int, str], dict[int, memoryview]] = {}
+        self._places: dict[tuple[int, int, str, int], memoryview] = {}
         self._bytes: dict[str, int] = {}
+
+    def reserve(
+        self, lane: int, generation: int, sender: str, number: int, place: memoryview
+    ) -> None:
+        """Where a message that is awaited had best be put, so that nobody has to copy it; unless it
+        has come."""
+        if number not in self._letters.get((lane, generation, sender), {}):
+            self._places[lane, generation, sender, number] = place
+
+    def place(
+        self, lane: int, generation: int, sender: str, number: int, length: int
+    ) -> memoryview:
+        """Where to put a message that begins to arrive.
+
+        A place is given once, and to the first that comes: whoever sends a message twice cannot
+        change it once it is taken.
+        """
+        found = self._places.pop((lane, generation, sender, number), None)
+        return found if found is not None and len(found) == length else space(length)
 
     def put(self, lane: int, generation: int, sender: str, number: int, body: memoryview) -> bool:
         """Keeps a message unless it comes too late; False if there is one of that number."""
@@ -39,6 +61,8 @@ class Mailbox:
         if number in letters:
             return False
         letters[number] = body
+        # Whatever comes under this number from now on must not reach what is taken here.
+        self._places.pop((lane, generation, sender, number), None)
         self._bytes[sender] = self.waiting(sender) + len(body) + EACH
         return True
 
@@ -57,6 +81,7 @@ class Mailbox:
     def begin(self, generation: int) -> None:
         """Drops what earlier generations have left."""
         self.generation = generation
+        self._places.clear()
         self._drop([key for key in self._letters if key[1] < generation])
 
     def forget(self, sender: str) -> None:
@@ -67,3 +92,8 @@ class Mailbox:
         for key in keys:
             for body in self._letters.pop(key).values():
                 self._bytes[key[2]] -= len(body) + EACH
+
+
+def space(length: int) -> memoryview:
+    """Room for so many bytes; not zeroed first, unlike a bytearray."""
+    return np.empty(length, np.uint8).data

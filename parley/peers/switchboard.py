@@ -41,8 +41,12 @@ class Owner(Protocol):
         """The other end has proved who it is."""
         ...
 
+    def place(self, connection: Connection, length: int) -> memoryview:
+        """Where a message that begins to arrive is to be put."""
+        ...
+
     def came(self, connection: Connection, frame: Frame, body: memoryview) -> None:
-        """A frame is complete."""
+        """A frame is complete; of a message, what its envelope contains."""
         ...
 
     def dropped(self, connection: Connection, why: str) -> None:
@@ -183,8 +187,9 @@ class Switchboard:
     def _adopt(self, sock: socket.socket, where: str, dialled: str | None, now: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        owner = self._owner
         connection = Connection(
-            sock, self._security, where, dialled, now, self._owner.encrypted, self._owner.came
+            sock, self._security, where, dialled, now, owner.encrypted, owner.place, owner.came
         )
         self.connections[connection] = selectors.EVENT_READ
         self._selector.register(sock, selectors.EVENT_READ, connection)
@@ -195,16 +200,12 @@ class Switchboard:
             self._again.discard(connection)
             return
         try:
-            before = connection.sock
             if mask & selectors.EVENT_WRITE:
                 connection.writable()
             if mask & selectors.EVENT_READ:
-                more = connection.readable(now)
-                (self._again.add if more else self._again.discard)(connection)
-            if connection.sock is not before:  # TLS has taken over
-                interest = self.connections[connection]
-                self._selector.unregister(before)
-                self._selector.register(connection.sock, interest, connection)
+                self._again.discard(connection)  # first: meanwhile somebody may let it read on
+                if connection.readable(now):
+                    self._again.add(connection)
         except (Refused, BadFrame, ParleyError, ssl.SSLError, OSError) as error:
             closed = isinstance(error, OSError) and not isinstance(error, ssl.SSLError)
             self.drop(connection, in_words(error), closed)

@@ -1,9 +1,7 @@
 """Messages between agents over the links of peers: the third transport.
 
-Axes: A agents hosted here, R rows in which messages lie, B bytes of a message.
+Axes: A agents hosted here, R rows in which messages lie, H bytes of a header, B of a message.
 """
-
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,20 +19,21 @@ from parley.wire.spread import Request, Spread
 class _Parcel:
     """A parcel that is awaited from one peer."""
 
-    def __init__(self, name: str, take: Callable[[], memoryview], inbox_RB: Tensor) -> None:
+    def __init__(self, name: str, group: Group, worker: int, inbox_RB: Tensor) -> None:
         self._name = name
-        self._take = take
-        self._inbox_RB = inbox_RB
+        self._inbox = _bytes(inbox_RB)
+        self._take = group.expect(worker, self._inbox)
 
     def wait(self) -> None:
-        """Puts it where it belongs."""
-        body, inbox = self._take(), self._inbox_RB
-        if len(body) != inbox.numel():
+        """Puts it where it belongs, unless it is there already."""
+        body, inbox = self._take(), self._inbox
+        if len(body) != len(inbox):
             raise ParleyError(
                 f"peers: {self._name} sent {len(body)} bytes of messages, "
-                f"{inbox.numel()} were expected"
+                f"{len(inbox)} were expected"
             )
-        inbox.copy_(torch.from_numpy(np.frombuffer(body, np.uint8)).view_as(inbox))
+        if body is not inbox:
+            inbox[:] = body
 
 
 class PeerTransport(Spread):
@@ -65,11 +64,17 @@ class PeerTransport(Spread):
         """A peer's own name."""
         return self.group.names[worker]
 
-    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> list[Request]:
+    def _move(
+        self, route: Route, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
+    ) -> list[Request]:
+        headers = headers_RH.numpy()
         for worker, part in route.to:
-            self.group.send(worker, [_bytes(outbox_RB[part])])
+            rows = zip(headers[part], wire_RB[part], strict=True)
+            self.group.send(
+                worker, [b for head, row in rows for b in (head.tobytes(), _bytes(row))]
+            )
         return [
-            _Parcel(self.worker_name(worker), self.group.expect(worker), inbox_RB[part])
+            _Parcel(self.worker_name(worker), self.group, worker, inbox_RB[part])
             for worker, part in route.of
         ]
 
@@ -78,7 +83,7 @@ class PeerTransport(Spread):
         self._settle()
         worker_of = self.placement.worker_of
         all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
-        for worker, said in enumerate(self.group.gather(_bytes(values_A))):
+        for worker, said in enumerate(self.group.gather(_copied(values_A))):
             agents = [a for a, w in enumerate(worker_of) if w == worker]
             rows = self._read(worker, said, all_rows[: len(agents)])
             all_rows[agents] = rows.to(values_A.device)
@@ -87,14 +92,14 @@ class PeerTransport(Spread):
     def each(self, values: Tensor) -> list[Tensor]:
         """Every worker's values, in the order of their numbers, on every worker."""
         self._settle()
-        every = enumerate(self.group.gather(_bytes(values)))
+        every = enumerate(self.group.gather(_copied(values)))
         return [self._read(worker, said, values).to(values.device) for worker, said in every]
 
     def broadcast(self, values: Tensor, agent: int) -> Tensor:
         """The values of the worker that hosts this agent, on every worker."""
         self._settle()
         source = self.placement.worker_of[agent]
-        own = _bytes(values) if source == self.placement.here else None
+        own = _copied(values) if source == self.placement.here else None
         said = self.group.broadcast(own, source)
         return self._read(source, said, values).to(values.device)
 
@@ -107,6 +112,11 @@ class PeerTransport(Spread):
             )
         raw = torch.from_numpy(np.frombuffer(said, np.uint8).copy())
         return raw.view(like.dtype).reshape(like.shape)
+
+
+def _copied(values: Tensor) -> memoryview:
+    """For what may be sent, or sent again, when the values have already changed."""
+    return _bytes(values.clone())
 
 
 def _bytes(values: Tensor) -> memoryview:

@@ -20,9 +20,10 @@ from parley.wire.transport import WorkerLost
 class _Work:
     """Something that `torch.distributed` does with some workers."""
 
-    def __init__(self, workers: Sequence[int], work: dist.Work) -> None:
+    def __init__(self, workers: Sequence[int], work: dist.Work, outbox: Tensor) -> None:
         self._workers = workers
         self._work = work
+        self._outbox = outbox  # has to stay until it is sent
 
     def wait(self) -> None:
         """Returns once it is done; otherwise says which worker was lost."""
@@ -48,7 +49,10 @@ class Processes(Spread):
         # Gloo moves memory of the CPU; NCCL that of the GPU.
         self._wire_device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
-    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> Sequence[Request]:
+    def _move(
+        self, route: Route, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
+    ) -> Sequence[Request]:
+        outbox_RB = torch.cat([headers_RH.to(wire_RB.device), wire_RB], 1)
         peers = [peer for peer, _ in (*route.of, *route.to)]
         with _reaching(*dict.fromkeys(peers)):
             sends = [dist.P2POp(dist.isend, outbox_RB[part], peer) for peer, part in route.to]
@@ -56,7 +60,7 @@ class Processes(Spread):
             # Gloo tells a sender that its message is awaited on the connection that also carries
             # this worker's message, behind which it would queue: the directions would take turns.
             requests = direct.started(receipts + sends)
-        return [_Work(workers, work) for workers, work in requests]
+        return [_Work(workers, work, outbox_RB) for workers, work in requests]
 
     def gather(self, values_A: Tensor) -> Tensor:
         """The rows of all agents, in agent order, on every worker."""

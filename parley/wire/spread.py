@@ -2,7 +2,8 @@
 
 Messages go in one canonical order, each behind a header that is checked on arrival.
 
-Axes: A agents hosted here, E some edges, R rows in which messages lie, B bytes of a message.
+Axes: A agents hosted here, E some edges, R rows in which messages lie, H bytes of a header, B bytes
+of a message.
 """
 
 from abc import abstractmethod
@@ -50,7 +51,6 @@ class _Transfer:
         requests: Sequence[Request],
         inbox: Tensor,
         expected: Tensor,
-        sent: Tensor,
         sender: Callable[[int], str],
         order: Tensor | None = None,
         inspect: Callable[[Tensor], None] | None = None,
@@ -60,7 +60,6 @@ class _Transfer:
         self._requests = list(requests)
         self._inbox_RB = inbox
         self._expected = expected
-        self._sent = sent  # has to stay until it is sent
         self._sender = sender
         self._order = order
         self._inspect = inspect
@@ -158,18 +157,14 @@ class Spread(Transport):
             return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
 
         device = self._wire_device
-        outbox = torch.cat(
-            [stamp(parcels.leaving).to(device), select(wire, route.rows).to(device)], 1
-        )
-        inbox = outbox.new_empty(len(route.arriving), outbox.shape[1])
-        requests = self._move(route, outbox, inbox)
+        leaving = select(wire, route.rows).to(device)
+        inbox = leaving.new_empty(len(route.arriving), HEADER.itemsize + leaving.shape[1])
+        requests = self._move(route, stamp(parcels.leaving), leaving, inbox)
         seen = None
         if self.guard is not None:
             seen = partial(self._inspect, self.guard, parcels, wire, kind, codec, step)
         expected = stamp(parcels.arriving).clone()
-        transfer = _Transfer(
-            requests, inbox, expected, outbox, partial(self._sender, route), order, seen
-        )
+        transfer = _Transfer(requests, inbox, expected, partial(self._sender, route), order, seen)
         if not self.overlap:
             transfer.wait()
         self._under_way = [t for t in self._under_way if not t.done] + [transfer]
@@ -212,8 +207,10 @@ class Spread(Transport):
         self._under_way = []
 
     @abstractmethod
-    def _move(self, route: Route, outbox_RB: Tensor, inbox_RB: Tensor) -> Sequence[Request]:
-        """Sends every other worker its rows, and receives theirs."""
+    def _move(
+        self, route: Route, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
+    ) -> Sequence[Request]:
+        """Sends every other worker its rows, each behind its header, and receives theirs."""
 
 
 class _Parcels:

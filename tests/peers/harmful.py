@@ -57,13 +57,14 @@ def _harm(how: str) -> None:
 
 def _change_headers(field: str) -> None:
     move: Any = PeerTransport._move
-    size = HEADER.itemsize
 
-    def changed(self: Any, route: Any, outbox_RB: Tensor, inbox_RB: Tensor) -> Any:
-        headers = outbox_RB[:, :size].numpy().copy().view(HEADER)
+    def changed(
+        self: Any, route: Any, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
+    ) -> Any:
+        headers = headers_RH.numpy().copy().view(HEADER)
         if len(headers) and headers["step"].max() >= 3:
             headers[field] = HEADERS[field]
-            outbox_RB[:, :size] = torch.from_numpy(headers.view(np.uint8))
-        return move(self, route, outbox_RB, inbox_RB)
+            headers_RH = torch.from_numpy(headers.view(np.uint8))
+        return move(self, route, headers_RH, wire_RB, inbox_RB)
 
     PeerTransport._move = changed  # type: ignore[method-assign]

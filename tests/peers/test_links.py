@@ -1,21 +1,26 @@
 """Links carry every message once, in order, however often they break; over TLS 1.3 only."""
 
-import os
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from parley.errors import ParleyError
+from parley.graphs import ring
 from parley.peers import keys
+from parley.peers.connection import Connection
 from parley.peers.file import Peers
+from parley.peers.group import Group
 from parley.peers.links import Links
-from parley.peers.mailbox import PARCEL
+from parley.peers.mailbox import ENVELOPE, PARCEL
+from parley.peers.transport import PeerTransport
+from parley.wire.placement import Placement
 from parley.wire.transport import WorkerLost
 from tests.peers.groups import group, write_group
 from tests.ports import free_ports
@@ -49,9 +54,8 @@ def cut(links: Links, name: str) -> None:
     with links.changed:
         connection = links.links[name].connection
     if connection is not None:
-        # A TLS socket that is asked to shut down forgets its TLS, so its raw twin is asked.
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.sock.fileno())) as raw:
-            raw.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def test_messages_arrive_in_order_over_tls_1_3(tmp_path: Path) -> None:
@@ -61,8 +65,8 @@ def test_messages_arrive_in_order_over_tls_1_3(tmp_path: Path) -> None:
         for number in range(50):
             assert bytes(b.take("ward-a", PARCEL, 0, number)) == bytes([number]) * (number * 1000)
         connection = a.links["ward-b"].connection
-        assert connection is not None and isinstance(connection.sock, ssl.SSLSocket)
-        assert connection.sock.version() == "TLSv1.3"
+        assert connection is not None and connection.tunnel is not None
+        assert connection.tunnel.version() == "TLSv1.3"
 
 
 def test_a_link_that_breaks_again_and_again_loses_nothing(tmp_path: Path) -> None:
@@ -169,3 +173,56 @@ def test_a_peer_that_sends_more_than_is_taken_has_to_wait(
         assert b.mailbox.waiting("ward-a") <= (1 << 20) + (1 << 18)
         for number in range(64):
             assert len(b.take("ward-a", PARCEL, 0, number)) == 1 << 17
+
+
+def test_a_message_arrives_where_it_is_awaited(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        place = memoryview(bytearray(100_000))
+        b.reserve("ward-a", PARCEL, 0, 1, place)
+        a.post("ward-b", PARCEL, 0, 1, [b"x" * 100_000])
+        assert b.take("ward-a", PARCEL, 0, 1) is place
+        assert place == b"x" * 100_000
+
+
+def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        place = memoryview(bytearray(5))
+        b.reserve("ward-a", PARCEL, 0, 1, place)
+        looks = opened(tmp_path, a.peers, "ward-a", checking=True)
+        try:
+            looks.want(["ward-b"])
+            link = b.links["ward-a"]
+
+            def others() -> list[Connection]:
+                found = [c for c in list(b._board.connections) if c.ready]
+                return [c for c in found if c is not link.connection]
+
+            assert b.until(lambda: bool(others()), SOON)
+            [beside] = others()
+            beside.envelope[:] = ENVELOPE.pack(PARCEL, 0, 1)
+            assert b.place(beside, 5) is not place
+        finally:
+            looks.close()
+        a.post("ward-b", PARCEL, 0, 1, [b"known"])
+        assert b.take("ward-a", PARCEL, 0, 1) is place and place == b"known"
+
+
+def test_what_all_share_is_what_it_was_though_the_link_breaks(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        places = [Placement(ring(2), (0, 1), here) for here in (0, 1)]
+        groups = [Group(one, ["ward-a", "ward-b"], [(0, 1)], 0) for one in (a, b)]
+        first, second = (
+            PeerTransport(place, None, made) for place, made in zip(places, groups, strict=True)
+        )
+        with ThreadPoolExecutor() as pool:
+            theirs = pool.submit(second.gather, torch.tensor([2]))
+            assert a.until(lambda: a.mailbox.waiting("ward-b") > 0, SOON)
+            for one in (a, b):
+                one.want([])
+            cut(a, "ward-b")
+            assert a.until(lambda: not a.connected("ward-b"), SOON)
+            counted = torch.tensor([1])
+            assert first.gather(counted).tolist() == [1, 2]
+            counted += 10  # before it is sent
+            a.want(["ward-b"])
+            assert theirs.result(SOON).tolist() == [1, 2]
