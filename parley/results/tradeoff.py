@@ -1,6 +1,7 @@
 """What methods cost and what they achieve: one point each, and which ones nothing beats."""
 
 from collections.abc import Mapping, Sequence
+from math import log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,8 @@ from matplotlib.figure import Figure
 from parley.results.style import LINES, THEME, checked_path, plain_axes, plain_numbers, save
 
 GREY = THEME["edge"]
+SAME = 1.1
+"""Costs that differ by less than this factor count as equal: points that close have one name."""
 
 
 class Point(NamedTuple):
@@ -26,7 +29,7 @@ class Point(NamedTuple):
 
 
 def front(points: Sequence[Point], cost: int) -> list[Point]:
-    """Those for which no other costs as little and gains more, cheapest first.
+    """Those for which no other costs about as little and gains more, cheapest first.
 
     >>> dear, cheap, bad = (Point(*p) for p in (("a", (9,), 80, 0), ("b", (1,), 70, 0),
     ...     ("c", (3,), 60, 0)))
@@ -34,7 +37,7 @@ def front(points: Sequence[Point], cost: int) -> list[Point]:
     ['b', 'a']
     """
     found: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.costs[cost], -p.gain)):
+    for point in sorted(points, key=lambda p: (round(log(p.costs[cost], SAME)), -p.gain)):
         if point.compared and (not found or point.gain > found[-1].gain):
             found.append(point)
     return found
