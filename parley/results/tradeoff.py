@@ -37,7 +37,9 @@ def front(points: Sequence[Point], cost: int) -> list[Point]:
     ['b', 'a']
     """
     found: list[Point] = []
-    for point in sorted(points, key=lambda p: (round(log(p.costs[cost], SAME)), -p.gain)):
+    for point in sorted(
+        points, key=lambda p: (round(log(max(p.costs[cost], 1e-9), SAME)), -p.gain)
+    ):
         if point.compared and (not found or point.gain > found[-1].gain):
             found.append(point)
     return found
