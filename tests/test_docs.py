@@ -25,7 +25,7 @@ from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
 from parley.peers.file import Peers
-from parley.reproduce import campaign, report
+from parley.reproduce import campaign, guide, report
 from parley.reproduce.collect import collect
 from parley.results.read import find_runs
 from parley.store.folder import RunFolder
@@ -378,3 +378,9 @@ def test_no_instruction_uses_a_rendezvous_that_unpickles() -> None:
     for page in pages:
         text = page.read_text(encoding="utf-8") if page.is_file() else ""
         assert "rdzv-backend" not in text and "rdzv_backend" not in text, page
+
+
+def test_the_guide_is_that_of_the_records() -> None:
+    page = (ROOT / "docs" / "which-algorithm.md").read_text(encoding="utf-8")
+    printed = page.partition(report.BEGIN)[2].partition(report.END)[0]
+    assert printed.strip() == guide.markdown(ROOT / "results" / "guide").strip()

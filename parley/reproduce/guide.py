@@ -11,6 +11,7 @@ finished runs of a setting, from which the tables, the tests and the pictures ar
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -245,6 +246,15 @@ def _accuracy(record: Record) -> float:
     return 100 * float(record["accuracy_mean_model"])
 
 
+def _network_seconds(record: Record) -> float:
+    return float(record["seconds_network"])
+
+
+def has_server(of: Found) -> bool:
+    """Whether a method is shown for reference; the simulated network does not include a server."""
+    return of.about["method"] in WITH_A_SERVER
+
+
 def table(found: Mapping[str, Found]) -> Table:
     """One line per method, best first."""
     worse: dict[str, int] = {}
@@ -261,7 +271,7 @@ def table(found: Mapping[str, Found]) -> Table:
                 _spread(accuracy),
                 _spread(own),
                 f"{fmean(of.last(sent_megabytes)):,.1f}",
-                f"{fmean(of.last(lambda record: record['seconds_network'])):,.0f}",
+                "" if has_server(of) else f"{fmean(of.last(_network_seconds)):,.0f}",
                 f"{of.about['lr']:g}",
                 "" if gamma in (None, 1) else f"{gamma:g}",
                 of.about["momentum"],
@@ -296,7 +306,12 @@ def markdown(out: Path) -> str:
     sections = []
     for setting, found in _every(out):
         sections += [f"### {setting.title}", "", _about(setting, found), ""]
-        sections += [table(found).markdown(), _claims(found), ""]
+        sections += [
+            table(found).markdown(),
+            _lost(out / f"{setting.name}.jsonl"),
+            _claims(found),
+            "",
+        ]
     return "\n".join(sections)
 
 
@@ -308,11 +323,11 @@ def picture(out: Path, path: Path) -> Path:
                 label,
                 (
                     fmean(of.last(sent_megabytes)),
-                    fmean(of.last(lambda record: record["seconds_network"])),
+                    nan if has_server(of) else fmean(of.last(_network_seconds)),
                 ),
                 fmean(of.last(_accuracy)),
                 _deviation(of.last(_accuracy)),
-                of.about["method"] not in WITH_A_SERVER,
+                compared=not has_server(of),
             )
             for label, of in found.items()
         ]
@@ -341,6 +356,19 @@ def _about(setting: Setting, found: Mapping[str, Found]) -> str:
         f"{data}, LeNet-5, {setting.agents} agents, `{setting.topology}`, `{setting.partition}`: "
         f"{one.about['epochs']} epochs, {' or '.join(map(str, sorted(seeds)))} seeds."
     )
+
+
+def _lost(path: Path) -> str:
+    """Which methods diverged, and with how many of their seeds."""
+    seeds: dict[str, dict[int, bool]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        seeds.setdefault(record["label"], {})[record["seed"]] = record["diverged"]
+    lost = {label: list(of.values()) for label, of in seeds.items() if any(of.values())}
+    if not lost:
+        return ""
+    each = [f"{label} ({sum(of)} of {len(of)} seeds)" for label, of in lost.items()]
+    return f"Diverged at the settings that won: {', '.join(each)}.\n"
 
 
 def _claims(found: Mapping[str, Found]) -> str:

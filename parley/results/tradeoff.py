@@ -1,7 +1,7 @@
 """What methods cost and what they achieve: one point each, and which ones nothing beats."""
 
 from collections.abc import Mapping, Sequence
-from math import log
+from math import isnan, log
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Point(NamedTuple):
 
     name: str
     costs: tuple[float, ...]
-    """One for each panel."""
+    """One for each panel; NaN: it is not shown there."""
     gain: float
     spread: float
     """Of the gain, over the seeds."""
@@ -62,6 +62,7 @@ def tradeoff_picture(
 
 
 def _draw(axes: Axes, points: Sequence[Point], cost: int) -> None:
+    points = [point for point in points if not isnan(point.costs[cost])]
     best = front(points, cost)
     plain_axes(axes)
     axes.set_xscale("log")
