@@ -16,6 +16,7 @@ import parley
 from parley.dash.app import build
 from parley.dash.runs import Runs
 from parley.dash.serve import listen
+from parley.results.style import LINES
 from parley.store.status import held
 from tests.browser import browser, faults, overflow, page
 from tests.processes import Command, until
@@ -31,6 +32,19 @@ COLOURS = """(selector) => {
 }"""
 PICTURE = """(selector) =>
   [...document.querySelectorAll(`${selector} canvas`)].map((c) => c.toDataURL()).join()"""
+
+
+PIXELS = """([selector, colour]) => {
+  // How many pixels have this colour, given as red, green and blue.
+  let count = 0;
+  for (const canvas of document.querySelectorAll(`${selector} canvas`)) {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    for (let k = 0; k < data.length; k += 4) {
+      if (colour.every((part, c) => data[k + c] === part)) count += 1;
+    }
+  }
+  return count;
+}"""
 
 
 @contextmanager
@@ -139,6 +153,21 @@ def test_messages_move_unless_less_motion_is_wished(
         moved = f"old => ({PICTURE})('.graph') !== old"
         shown.wait_for_function(moved, arg=picture)
         shown.wait_for_function(moved, arg=shown.evaluate(PICTURE, ".graph"))
+
+
+def test_lines_go_on_where_some_records_lack_a_figure(
+    chromium: Any, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "alone"
+    shutil.copytree(finished / "alone", run)
+    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    for field in [name for name in records[1] if "_own" in name or "_gossip" in name]:
+        records[1][field] = None
+    (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    own = [int(LINES[1][k : k + 2], 16) for k in (1, 3, 5)]
+    with served(run.parent) as url, page(chromium, url) as shown:
+        shown.wait_for_selector(".card:nth-child(2) canvas")
+        assert until(lambda: shown.evaluate(PIXELS, [".card:nth-child(2)", own]) > 50)
 
 
 def test_series_are_switched_off_by_buttons(chromium: Any, finished: Path) -> None:

@@ -334,8 +334,9 @@ function line(run, field, factor = 1) {
   const x = AXES[axis].of(run);
   const y = column(run, field);
   if (!x || !y) return null;
-  const points = y.map((value, k) => [x[k], value === null ? null : value * factor]).filter(([at]) => at !== null);
-  return { x: points.map((p) => p[0]), y: points.map((p) => p[1]) };
+  // Not every record has every figure: the line goes on to the next that has it.
+  const points = y.map((value, k) => [x[k], value]).filter(([at, value]) => at !== null && value !== null);
+  return { x: points.map((p) => p[0]), y: points.map((p) => p[1] * factor) };
 }
 
 function card(title, kind = "") {
