@@ -1,6 +1,5 @@
 """What a run is: one validated description, to and from TOML."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -446,26 +445,6 @@ def with_own(options: Mapping[str, Any], own: AlgorithmKind | None) -> dict[str,
     if own and isinstance(chosen, Mapping) and chosen.get("name") == own.name:
         return {**options, "algorithm": {**chosen, "name": own}}
     return dict(options)
-
-
-def named_with(spec: str, field: str) -> tuple[str, dict[str, str]]:
-    """A name, and the settings that are written after it.
-
-    >>> named_with("choco:codec=topk:0.01:lr=0.1", "algorithms")
-    ('choco', {'codec': 'topk:0.01', 'lr': '0.1'})
-    """
-    # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
-    name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
-    pairs = [setting.partition("=")[::2] for setting in settings]
-    if not all(key and value for key, value in pairs):
-        raise BadValue(field, spec, "name or name:option=value:option=value")
-    written = [key.strip().replace("-", "_") for key, _ in pairs]
-    for key in written:
-        if written.count(key) > 1:
-            raise BadValue(field, spec, "each option once", f"{key} is given twice")
-        if key in ("name", "algorithm"):
-            raise BadValue(field, spec, "the algorithm's name first, without a key")
-    return name, dict(zip(written, (value.strip() for _, value in pairs), strict=True))
 
 
 def _check_own(kind: AlgorithmKind) -> None:

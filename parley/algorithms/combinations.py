@@ -5,6 +5,7 @@ named is as in D-PSGD: the agent's own gradient, SGD with momentum, gossip; ``dp
 codec may be the last part: it sets `codec`, and selects CHOCO's rule if no averaging is named.
 """
 
+import re
 from typing import Any
 
 from parley.algorithms.adagossip import AdaptiveGossip
@@ -97,3 +98,23 @@ def compose(name: str) -> Named:
         Recipe(**parts),
         f"Combines {', '.join(titles)}.",
     )
+
+
+def named_with(spec: str, field: str) -> tuple[str, dict[str, str]]:
+    """A name, and the settings that are written after it.
+
+    >>> named_with("choco:codec=topk:0.01:lr=0.1", "algorithms")
+    ('choco', {'codec': 'topk:0.01', 'lr': '0.1'})
+    """
+    # A value, or the codec at the end of a name, may itself contain a colon: codec=topk:0.01.
+    name, *settings = re.split(r":(?![\d.,\s]*(?:warmup|to|per)=)(?=[^:=]*=)", spec)
+    pairs = [setting.partition("=")[::2] for setting in settings]
+    if not all(key and value for key, value in pairs):
+        raise BadValue(field, spec, "name or name:option=value:option=value")
+    written = [key.strip().replace("-", "_") for key, _ in pairs]
+    for key in written:
+        if written.count(key) > 1:
+            raise BadValue(field, spec, "each option once", f"{key} is given twice")
+        if key in ("name", "algorithm"):
+            raise BadValue(field, spec, "the algorithm's name first, without a key")
+    return name, dict(zip(written, (value.strip() for _, value in pairs), strict=True))

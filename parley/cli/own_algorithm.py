@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from parley.algorithms import WITH_OPTIONS, Algorithm
+from parley.algorithms.combinations import named_with
 from parley.errors import BadValue
-from parley.experiment import named_with
 from parley.user_code import imported
 
 

@@ -138,12 +138,10 @@ class Links:
             self._post(self.links[name], lane, generation, number, parts)
         self._board.wake()
 
-    def reserve(
-        self, name: str, lane: int, generation: int, number: int, place: memoryview
-    ) -> None:
+    def reserve(self, name: str, lane: int, generation: int, number: int, at: memoryview) -> None:
         """A message that will be taken had best be put there."""
         with self.changed:
-            self.mailbox.reserve(lane, generation, name, number, place)
+            self.mailbox.reserve(lane, generation, name, number, at)
 
     def take(self, name: str, lane: int, generation: int, number: int) -> memoryview:
         """The message of that number; waits for it as long as the patience lasts."""
@@ -243,7 +241,8 @@ class Links:
         """Waits a little until everything has arrived, says goodbye and closes all."""
 
         def arrived() -> bool:
-            return not any(l.session.outstanding for l in self.links.values() if l.connection)
+            every = self.links.values()
+            return not any(link.session.outstanding for link in every if link.connection)
 
         if self.failure is None:
             with suppress(ParleyError):

@@ -284,11 +284,11 @@ def table(found: Mapping[str, Found]) -> Table:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return mean_and_spread(fmean(values), stdev(values) if len(values) > 1 else None, ".1f")
+    return mean_and_spread(fmean(values), _deviation(values), ".1f")
 
 
-def _deviation(values: Sequence[float]) -> float:
-    return stdev(values) if len(values) > 1 else 0.0
+def _deviation(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
 
 
 def better(found: Mapping[str, Found]) -> list[Better]:

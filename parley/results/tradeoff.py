@@ -22,8 +22,8 @@ class Point(NamedTuple):
     costs: tuple[float, ...]
     """One for each panel; NaN: it is not shown there."""
     gain: float
-    spread: float
-    """Of the gain, over the seeds."""
+    spread: float | None
+    """Of the gain, over the seeds; None with one seed."""
     compared: bool = True
     """Whether it takes part, rather than being shown for reference."""
 
@@ -77,7 +77,7 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> None:
         face = colour if point.compared else "none"
         x = point.costs[cost]
         axes.errorbar(
-            x, point.gain, point.spread or None, fmt=marker, color=colour, mfc=face,
+            x, point.gain, point.spread, fmt=marker, color=colour, mfc=face,
             ms=5 if first else 4, lw=1, zorder=3 if first else 2,
         )  # fmt: skip
         if first or not point.compared:

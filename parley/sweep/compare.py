@@ -11,8 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 from parley import algorithms
+from parley.algorithms.combinations import named_with
 from parley.errors import BadValue, ParleyError
-from parley.experiment import ALGORITHM_OPTIONS, Experiment, named_with, on_top
+from parley.experiment import ALGORITHM_OPTIONS, Experiment, on_top
 from parley.files import write_atomically
 from parley.measures import FORMS, KNOWN, of_record
 from parley.results.curves import curves_picture
