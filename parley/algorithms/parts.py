@@ -230,6 +230,13 @@ class AveragingRule(Part, ABC):
     def mix(self, state: Any, x_AD: Tensor, sent: Sent, hood: Neighbourhood) -> tuple[Tensor, Any]:
         """The values averaged with the neighbours'; waits for those."""
 
+    def mix_and_move(
+        self, state: Any, x_AD: Tensor, d_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, Any]:
+        """The values averaged with the neighbours', plus `d_AD`."""
+        mixed_AD, state = self.mix(state, x_AD, sent, hood)
+        return mixed_AD + d_AD, state
+
     def share(self, state: Any, x_AD: Tensor, hood: Neighbourhood, channel: Channel) -> Any:
         """Sends final values to the neighbours, for their next averaging."""
         return state
@@ -264,6 +271,16 @@ class Gossip(AveragingRule):
         assert q_I is not None
         mixed_AD = hood.gossip(q_AD, q_I, self.gamma)
         return (mixed_AD if q_AD is x_AD else mixed_AD + (x_AD - q_AD)), state
+
+    def mix_and_move(
+        self, state: Nothing, x_AD: Tensor, d_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, Nothing]:
+        """The same in one pass over memory, where values are sent as they are."""
+        q_AD, q_I, _ = sent
+        if q_AD is not x_AD:
+            return super().mix_and_move(state, x_AD, d_AD, sent, hood)
+        assert q_I is not None
+        return hood.gossip(q_AD, q_I, self.gamma, d_AD), state
 
 
 @lru_cache

@@ -149,11 +149,13 @@ class Recipe(Algorithm):
         if not average_first:
             n_AD = n_AD + d_AD
             sent, averaging = self.averaging.send(averaging, n_AD, hood, MODELS)
-        if self.gradient_at == "own":
-            assert sent is not None
-            n_AD, averaging = self.averaging.mix(averaging, n_AD, sent, hood)
-        if average_first:
+        assert sent is not None
+        if self.gradient_at == "mixed":
             n_AD = n_AD + d_AD
+        elif average_first:
+            n_AD, averaging = self.averaging.mix_and_move(averaging, n_AD, d_AD, sent, hood)
+        else:
+            n_AD, averaging = self.averaging.mix(averaging, n_AD, sent, hood)
         averaging = self.averaging.share(averaging, n_AD, hood, MODELS)
         new_AD = self.debias.unweigh(debias, n_AD) if self.debias else n_AD
         if self._learns_from_rounds:

@@ -49,23 +49,36 @@ class Sums:
             raise IndexError("a row is negative")
         self._crew = crew
 
-    def of(self, x_RD: Tensor, more_RD: Tensor | None = None, gamma: float = 1.0) -> Tensor:
+    def of(
+        self,
+        x_RD: Tensor,
+        more_RD: Tensor | None = None,
+        gamma: float = 1.0,
+        plus_AD: Tensor | None = None,
+    ) -> Tensor:
         """The sums, [A, D]. Rows of `more_RD` are numbered behind those of `x_RD`.
 
         With γ below 1 each is only that share of the way from its first row, x + γ (sum - x).
+        `plus_AD` is added at the end.
         """
         if self._last_target != len(self._target_A) - 1:
             raise IndexError(f"{len(self._target_A)} sums of {self._last_target + 1} have a term")
         sum_AD = x_RD.new_empty(len(self._target_A), x_RD.shape[1])
-        self._compute(sum_AD, x_RD, more_RD, False, gamma)
+        self._compute(sum_AD, x_RD, more_RD, False, gamma, plus_AD)
         return sum_AD
 
     def add(self, sum_AD: Tensor, x_RD: Tensor, more_RD: Tensor | None = None) -> None:
         """Adds all terms to what is in `sum_AD`."""
-        self._compute(sum_AD, x_RD, more_RD, True, 1.0)
+        self._compute(sum_AD, x_RD, more_RD, True, 1.0, None)
 
     def _compute(
-        self, sum_AD: Tensor, x_RD: Tensor, more_RD: Tensor | None, add: bool, gamma: float
+        self,
+        sum_AD: Tensor,
+        x_RD: Tensor,
+        more_RD: Tensor | None,
+        add: bool,
+        gamma: float,
+        plus_AD: Tensor | None,
     ) -> None:
         more_RD = x_RD[:0] if more_RD is None else more_RD
         for last, rows in (
@@ -74,22 +87,33 @@ class Sums:
         ):
             if last >= rows:
                 raise IndexError(f"row {last} of {rows}")
-        tensors = (sum_AD, x_RD, more_RD)
+        tensors = (sum_AD, x_RD, more_RD) if plus_AD is None else (sum_AD, x_RD, more_RD, plus_AD)
+        if plus_AD is not None and len(plus_AD) != len(sum_AD):
+            raise ValueError(f"{len(plus_AD)} rows to add to {len(sum_AD)} sums")
         if {t.shape[1] for t in tensors} != {sum_AD.shape[1]}:
             raise ValueError(f"rows of unequal length: {[tuple(t.shape) for t in tensors]}")
         if {t.dtype for t in tensors} != {self._weight_T.dtype}:
             raise ValueError(f"{[t.dtype for t in tensors]} with weights {self._weight_T.dtype}")
         if all(map(_compiled, tensors)):
-            self._by_kernel(sum_AD, x_RD, more_RD, add, gamma)
-        else:
-            self._by_torch(sum_AD, x_RD, more_RD, add, gamma)
+            self._by_kernel(sum_AD, x_RD, more_RD, add, gamma, plus_AD)
+            return
+        self._by_torch(sum_AD, x_RD, more_RD, add, gamma)
+        if plus_AD is not None:
+            sum_AD.add_(plus_AD)
 
     def _by_kernel(
-        self, sum_AD: Tensor, x_RD: Tensor, more_RD: Tensor, add: bool, gamma: float
+        self,
+        sum_AD: Tensor,
+        x_RD: Tensor,
+        more_RD: Tensor,
+        add: bool,
+        gamma: float,
+        plus_AD: Tensor | None,
     ) -> None:
         library, size = kernels.library(), sum_AD.shape[1]
         single = sum_AD.dtype == torch.float32
         compute = library.parley_sums_float if single else library.parley_sums_double
+        plus = (None, 0) if plus_AD is None else (plus_AD.data_ptr(), plus_AD.stride(0))
 
         def work(thread: int, columns: tuple[int, int]) -> None:
             compute(
@@ -97,7 +121,7 @@ class Sums:
                 *self._terms,
                 *(x_RD.data_ptr(), x_RD.stride(0), len(x_RD)),
                 *(more_RD.data_ptr(), more_RD.stride(0)),
-                *(sum_AD.data_ptr(), sum_AD.stride(0), add, gamma),
+                *(sum_AD.data_ptr(), sum_AD.stride(0), add, gamma, *plus),
             )
 
         several = sum_AD.numel() * sum_AD.element_size() >= WORTH_A_THREAD

@@ -287,15 +287,18 @@ class Neighbourhood:
 
         return Compressed(codec, g_I.dtype, make)
 
-    def average(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
+    def average(
+        self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0, plus_AD: Tensor | None = None
+    ) -> Tensor:
         """The weighted mean of an agent's own value and its neighbours', Σ_j w_ij x^j; or γ of the
-        way from its own value to that."""
+        way from its own value to that. `plus_AD` is added in the same pass over memory."""
         if isinstance(x_I, Mail) and x_I.source_AD is x_AD and x_I.arrived is not None:
-            return self._mean.of(x_AD, x_I.arrived(), gamma)
+            return self._mean.of(x_AD, x_I.arrived(), gamma, plus_AD)
         mean_AD = self._self_weight_A * x_AD
         for mean, x_ED in zip(self._mean_of_rounds, x_I, strict=True):
             mean.add(mean_AD, x_ED)
-        return mean_AD if gamma == 1 else mean_AD.sub_(x_AD).mul_(gamma).add_(x_AD)
+        mean_AD = mean_AD if gamma == 1 else mean_AD.sub_(x_AD).mul_(gamma).add_(x_AD)
+        return mean_AD if plus_AD is None else mean_AD.add_(plus_AD)
 
     def cluster(self, g_AD: Tensor, g_I: OnEdges, alpha: float) -> Tensor:
         """Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij]; gradients are sent back if α > 0.
@@ -319,9 +322,11 @@ class Neighbourhood:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
         return self.gossip(x_AD, self.exchange(x_AD, kind=kind), gamma)
 
-    def gossip(self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0) -> Tensor:
-        """The same with what the neighbours have sent already."""
-        return self.average(x_AD, x_I, gamma)
+    def gossip(
+        self, x_AD: Tensor, x_I: OnEdges, gamma: float = 1.0, plus_AD: Tensor | None = None
+    ) -> Tensor:
+        """The same with what the neighbours have sent already; `plus_AD` is added to it."""
+        return self.average(x_AD, x_I, gamma, plus_AD)
 
     def mean(self, x_AD: Tensor, kind: Kind = "models") -> Tensor:
         """The mean over all agents, for every agent.

@@ -79,6 +79,8 @@ def test_averages_are_those_of_the_plainest_loop(
     here = data.draw(st.integers(1, agents))
     behind = torch.cat([torch.ones(agents, 3, dtype=dtype), x_ND], 1)[here:, 3:]
     assert torch.equal(sums.of(x_ND[:here].clone(), behind, gamma), expected)
+    plus_ND = torch.cat([torch.ones(agents, 5, dtype=dtype), x_ND.flip(0)], 1)[:, 5:]
+    assert torch.equal(sums.of(x_ND, None, gamma, plus_ND), expected + plus_ND)
 
 
 @everywhere
@@ -111,6 +113,9 @@ def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -
     topology, x_ND = graphs.star(7), torch.randn(7, 1234)
     alone, shared = sums_of(topology, x_ND.dtype), sums_of(topology, x_ND.dtype, Crew(threads))
     assert torch.equal(shared.of(x_ND, gamma=0.7), alone.of(x_ND, gamma=0.7))
+    plus_ND = torch.randn_like(x_ND)
+    expected = alone.of(x_ND) + plus_ND
+    assert torch.equal(shared.of(x_ND, plus_AD=plus_ND), expected)
 
 
 @everywhere
@@ -131,6 +136,8 @@ def test_what_does_not_fit_is_refused() -> None:
         sums.add(torch.zeros(2, 4), torch.zeros(4, 5))
     with pytest.raises(ValueError, match="float64"):
         sums.of(torch.zeros(4, 5, dtype=torch.float64))
+    with pytest.raises(ValueError, match="3 rows to add to 2 sums"):
+        sums.of(torch.zeros(4, 5), plus_AD=torch.zeros(3, 5))
     with pytest.raises(IndexError, match="negative"):
         Sums([0], [-1], torch.ones(1))
     with pytest.raises(IndexError, match="1 sums of 2 have a term"):

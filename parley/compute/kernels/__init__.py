@@ -259,8 +259,8 @@ def _open(path: Path) -> ctypes.CDLL:
             *(None, POINTER(Graph), c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p),
             *(c_int64, c_void_p),
         ),
-        "parley_sums_float": (None, *_SUMS, c_float),
-        "parley_sums_double": (None, *_SUMS, c_double),
+        "parley_sums_float": (None, *_SUMS, c_float, c_void_p, c_int64),
+        "parley_sums_double": (None, *_SUMS, c_double, c_void_p, c_int64),
         "parley_batch": (
             *(None, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64),
             *(c_void_p, c_void_p, c_void_p, c_void_p),

@@ -46,6 +46,7 @@ typedef struct {
     Int x_stride, x_rows, y_stride;
     int add; /* to what is there, or from the first term on */
     NUMBER gamma;
+    const NUMBER *plus; /* added at the end, or null */
 } OF(Sum);
 
 static ALWAYS_INLINE const NUMBER *OF(at)(const OF(Sum) *s, Int term, Int column) {
@@ -73,6 +74,10 @@ static ALWAYS_INLINE void OF(vectors)(const int count, const OF(Sum) *s, Int col
         const OF(vec) *own = (const OF(vec) *)OF(at)(s, 0, column);
         UNROLL for (int v = 0; v < count; v++) sum[v] = own[v] + s->gamma * (sum[v] - own[v]);
     }
+    if (s->plus) {
+        const OF(vec) *plus = (const OF(vec) *)(s->plus + column);
+        UNROLL for (int v = 0; v < count; v++) sum[v] = sum[v] + plus[v];
+    }
     UNROLL for (int v = 0; v < count; v++) out[v] = sum[v];
 }
 
@@ -84,13 +89,14 @@ static ALWAYS_INLINE void OF(single)(const OF(Sum) *s, Int column, NUMBER *to) {
         NUMBER own = *OF(at)(s, 0, column);
         sum = own + s->gamma * (sum - own);
     }
+    if (s->plus) sum = sum + s->plus[column];
     to[column] = sum;
 }
 
 /* One more term: `size` columns of weight * row are added to a sum. */
 void OF(add_row)(const NUMBER *row, NUMBER weight, Int size, NUMBER *sum) {
     Int none = 0;
-    OF(Sum) s = {&none, &weight, 1, row, row, 0, 1, 0, 1, 1};
+    OF(Sum) s = {&none, &weight, 1, row, row, 0, 1, 0, 1, 1, 0};
     const Int lanes = WIDTH / sizeof(NUMBER), piece = MANY * lanes;
     Int i = 0;
     for (; i + piece <= size; i += piece) OF(vectors)(MANY, &s, i, sum);
@@ -99,11 +105,11 @@ void OF(add_row)(const NUMBER *row, NUMBER weight, Int size, NUMBER *sum) {
 
 /* Columns [from, to) of `sums` sums. Sum s goes to row target[s] of `out`; its terms are those from
  * start[s] to start[s + 1], at least one unless it is added to what is there. With gamma it is only
- * that share of the way from its first row to the sum. */
+ * that share of the way from its first row to the sum. Row target[s] of `plus`, if given, is added. */
 void OF(parley_sums)(
     Int from, Int to, Int sums, const Int *target, const Int *start, const Int *row,
     const NUMBER *weight, const NUMBER *x, Int x_stride, Int x_rows, const NUMBER *y, Int y_stride,
-    NUMBER *out, Int out_stride, int add, NUMBER gamma
+    NUMBER *out, Int out_stride, int add, NUMBER gamma, const NUMBER *plus, Int plus_stride
 ) {
     const Int lanes = WIDTH / sizeof(NUMBER), piece = MANY * lanes;
     Int block = CACHE / (Int)sizeof(NUMBER) / (sums ? sums : 1) / piece * piece;
@@ -112,7 +118,8 @@ void OF(parley_sums)(
         Int high = low + block < to ? low + block : to;
         for (Int n = 0; n < sums; n++) {
             OF(Sum) s = {row + start[n], weight + start[n], start[n + 1] - start[n],
-                         x, y, x_stride, x_rows, y_stride, add, gamma};
+                         x, y, x_stride, x_rows, y_stride, add, gamma,
+                         plus ? plus + target[n] * plus_stride : 0};
             NUMBER *sum = out + target[n] * out_stride;
             Int i = low;
             for (; i + piece <= high; i += piece) OF(vectors)(MANY, &s, i, sum);
