@@ -12,7 +12,7 @@ SHARE = 0.1
 """Of the arithmetic of an epoch's gradients, for its evaluation."""
 PASSES = 3
 """A gradient in forward passes: backward costs about twice as much as forward."""
-SELDOM = 10
+SELDOM = 50
 """The most epochs between evaluations of all models."""
 LITTLE = 1_000_000_000
 """Forward passes times parameters that are no reason to leave anything out: a few seconds at
@@ -55,7 +55,7 @@ def own_models_every(own: int, tested: int, gradients: float, parameters: int) -
     >>> own_models_every(own=20, tested=10_000, gradients=180_000, parameters=60_000)
     5
     >>> own_models_every(own=20, tested=10_000, gradients=60_000, parameters=60_000)
-    10
+    25
     >>> own_models_every(own=20, tested=360, gradients=4_300, parameters=10_000)
     1
     """

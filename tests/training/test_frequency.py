@@ -107,6 +107,6 @@ def test_cross_gradients_and_gossip_count():
 
     assert every(algorithm="ngc") == Frequency(1, 5)
     assert every(algorithm="ngc", gossip_rounds=0) == Frequency(1, 3)
-    assert every(algorithm="dpsgd") == Frequency(1, 10)
+    assert every(algorithm="dpsgd") == Frequency(1, 25)
     assert every(algorithm="ngc", agents=1, topology="full") == Frequency(1, 1)
     assert every(algorithm="dpsgd", evaluate_every=4) == Frequency(4, 4)
