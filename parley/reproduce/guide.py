@@ -195,7 +195,11 @@ def write_records(setting: Setting, methods: Sequence[Method], budget: Budget, o
         trials = _trials(asked, method, budget, place)
         if not all(trial.job.is_done for trial in trials):
             continue
-        for best in tune.winners(trials).values():
+        found = list(tune.winners(trials).values())
+        if not found:  # every trial has diverged
+            label = asked.algorithm.label
+            lines.append({"method": method.key, "label": label, "seed": None, "diverged": True})
+        for best in found:
             for job in _runs(asked, best[method.key], budget, place):
                 if job.is_done:
                     lines += _lines(method, job)
@@ -210,10 +214,13 @@ def _lines(method: Method, job: Any) -> Iterator[dict[str, Any]]:
     about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}
     about |= {"momentum": made.algorithm.momentum_label, "diverged": job.failure is not None}
     about |= {"epochs": made.epochs, "fraction": made.fraction}
-    for record in RunFolder(job.out).records():
+    records = RunFolder(job.out).records()
+    for record in records:
         yield about | {
             key: round(found, 5) for key in KEPT if (found := value(record, key)) is not None
         }
+    if not records:  # it diverged before the first
+        yield about
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,15 @@ class Found:
 
     about: Mapping[str, Any]
     by_seed: Mapping[int, Sequence[Record]]
+    """Of those that have not diverged."""
+    diverged: int
+    """How many have."""
+
+    @property
+    def seeds(self) -> str:
+        """How many there are to show, and of how many."""
+        shown = len(self.by_seed)
+        return f"{shown} of {shown + self.diverged}" if self.diverged else str(shown)
 
     def last(self, take: Any) -> list[float]:
         """A figure of the last record of every seed."""
@@ -229,17 +245,34 @@ class Found:
 
 
 def read(path: Path) -> dict[str, Found]:
-    """The finished methods of a setting, best first."""
+    """The methods of a setting that are finished with some seed, best first."""
     every: dict[str, dict[int, list[Any]]] = {}
     about: dict[str, Mapping[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    lines = _read_lines(path)
+    lost = diverged(lines)
+    for record in lines:
         if not record["diverged"]:
             about[record["label"]] = record
             every.setdefault(record["label"], {}).setdefault(record["seed"], []).append(record)
-    found = {label: Found(about[label], by_seed) for label, by_seed in every.items()}
+    found = {
+        label: Found(about[label], by_seed, sum(lost[label].values()))
+        for label, by_seed in every.items()
+    }
     ranked = sorted(found, key=lambda label: -fmean(found[label].last(_accuracy)))
     return {label: found[label] for label in ranked}
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def diverged(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int | None, bool]]:
+    """Whether each seed of each method has diverged. One that has no settings, as every trial has
+    diverged, has the seed None."""
+    seeds: dict[str, dict[int | None, bool]] = {}
+    for line in lines:
+        seeds.setdefault(line["label"], {})[line["seed"]] = line["diverged"]
+    return seeds
 
 
 def _accuracy(record: Record) -> float:
@@ -275,11 +308,12 @@ def table(found: Mapping[str, Found]) -> Table:
                 f"{of.about['lr']:g}",
                 "" if gamma in (None, 1) else f"{gamma:g}",
                 of.about["momentum"],
+                of.seeds,
                 str(worse.get(label, 0)),
             ]
         )
     headings = ["", "averaged\nmodel, %", "own\nmodels, %", "MB sent\nper agent"]
-    headings += ["network\nseconds", "rate", "γ", "momentum", "better\nthan"]
+    headings += ["network\nseconds", "rate", "γ", "momentum", "seeds", "better\nthan"]
     return Table(headings, rows)
 
 
@@ -328,6 +362,7 @@ def picture(out: Path, path: Path) -> Path:
                 fmean(of.last(_accuracy)),
                 _deviation(of.last(_accuracy)),
                 compared=not has_server(of),
+                diverged=of.diverged > 0,
             )
             for label, of in found.items()
         ]
@@ -349,26 +384,32 @@ def _every(out: Path) -> list[tuple[Setting, dict[str, Found]]]:
 def _about(setting: Setting, found: Mapping[str, Found]) -> str:
     """What was run, in a sentence."""
     one = next(iter(found.values()))
-    seeds = {len(of.by_seed) for of in found.values()}
+    seeds = max(len(of.by_seed) + of.diverged for of in found.values())
     share = one.about["fraction"]
     data = "Fashion-MNIST" if share == 1 else f"{100 * share:g} % of Fashion-MNIST"
     return (
         f"{data}, LeNet-5, {setting.agents} agents, `{setting.topology}`, `{setting.partition}`: "
-        f"{one.about['epochs']} epochs, {' or '.join(map(str, sorted(seeds)))} seeds."
+        f"{one.about['epochs']} epochs, {seeds} seeds."
     )
 
 
 def _lost(path: Path) -> str:
     """Which methods diverged, and with how many of their seeds."""
-    seeds: dict[str, dict[int, bool]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        seeds.setdefault(record["label"], {})[record["seed"]] = record["diverged"]
-    lost = {label: list(of.values()) for label, of in seeds.items() if any(of.values())}
-    if not lost:
-        return ""
-    each = [f"{label} ({sum(of)} of {len(of)} seeds)" for label, of in lost.items()]
-    return f"Diverged at the settings that won: {', '.join(each)}.\n"
+    never, some = [], []
+    for label, by_seed in diverged(_read_lines(path)).items():
+        if None in by_seed:
+            never.append(label)
+        elif lost := sum(by_seed.values()):
+            some.append(f"{label} ({lost} of {len(by_seed)} seeds)")
+    said = [
+        f"{what}: {', '.join(of)}.\n"
+        for what, of in (
+            ("Diverged at the settings that won", some),
+            ("Diverged in every trial", never),
+        )
+        if of
+    ]
+    return "\n".join(said)
 
 
 def _claims(found: Mapping[str, Found]) -> str:

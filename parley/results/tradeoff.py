@@ -1,18 +1,25 @@
 """What methods cost and what they achieve: one point each, and which ones nothing beats."""
 
 from collections.abc import Mapping, Sequence
-from math import isnan, log
+from math import inf, isnan, log
 from pathlib import Path
+from statistics import quantiles
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.transforms import Bbox
 
 from parley.results.style import LINES, THEME, checked_path, plain_axes, plain_numbers, save
 
 GREY = THEME["edge"]
 SAME = 1.1
 """Costs that differ by less than this factor count as equal: points that close have one name."""
+
+
+FAR = 3.0
+"""Distances between the quartiles."""
 
 
 class Point(NamedTuple):
@@ -26,6 +33,9 @@ class Point(NamedTuple):
     """Of the gain, over the seeds; None with one seed."""
     compared: bool = True
     """Whether it takes part, rather than being shown for reference."""
+    diverged: bool = False
+    """Whether some of its seeds have diverged. The means are those of the others, so it beats
+    nothing."""
 
 
 def front(points: Sequence[Point], cost: int) -> list[Point]:
@@ -40,7 +50,8 @@ def front(points: Sequence[Point], cost: int) -> list[Point]:
     for point in sorted(
         points, key=lambda p: (round(log(max(p.costs[cost], 1e-9), SAME)), -p.gain)
     ):
-        if point.compared and (not found or point.gain > found[-1].gain):
+        steady = point.compared and not point.diverged
+        if steady and (not found or point.gain > found[-1].gain):
             found.append(point)
     return found
 
@@ -52,16 +63,38 @@ def tradeoff_picture(
     out = checked_path(path)
     figure = Figure(figsize=(5.6 * len(costs), 4.2 * len(settings)), layout="constrained")
     panels = figure.subplots(len(settings), len(costs), squeeze=False, sharey="row")
+    names: list[list[Annotation]] = []
     for (title, points), row in zip(settings.items(), panels, strict=True):
+        lowest = _lowest(points)
+        inside = [point for point in points if point.gain >= lowest]
         for number, (axes, cost) in enumerate(zip(row, costs, strict=True)):
-            _draw(axes, points, number)
+            names.append(_draw(axes, inside, number))
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel(cost)
         row[0].set_ylabel(gain)
+        if outside := [f"{p.name} ({p.gain:.1f})" for p in points if p.gain < lowest]:
+            note = f"below: {', '.join(outside)}"
+            row[0].text(0.02, 0.02, note, transform=row[0].transAxes, fontsize=8, color=GREY)
+    figure.draw_without_rendering()  # now it is known where names are
+    for of_panel in names:
+        _keep_apart(of_panel)
     return save(figure, out)
 
 
-def _draw(axes: Axes, points: Sequence[Point], cost: int) -> None:
+def _lowest(points: Sequence[Point]) -> float:
+    """Gains below this are so far from the others that showing them would squeeze those.
+
+    >>> _lowest([Point("", (1,), gain, None) for gain in (10, 80, 82, 83, 84)])
+    71.0
+    """
+    if len(points) < 4:
+        return -inf
+    low, _, high = quantiles([point.gain for point in points], method="inclusive")
+    return low - FAR * (high - low)
+
+
+def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
+    """The points, and the names of the best and of those for reference."""
     points = [point for point in points if not isnan(point.costs[cost])]
     best = front(points, cost)
     plain_axes(axes)
@@ -70,10 +103,11 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> None:
         [p.costs[cost] for p in best], [p.gain for p in best],
         where="post", color=LINES[0], lw=1, alpha=0.5, zorder=1,
     )  # fmt: skip
+    names = []
     for point in points:
         first = point in best
         colour = LINES[0] if first else GREY
-        marker = "o" if point.compared else "s"
+        marker = "x" if point.diverged else "o" if point.compared else "s"
         face = colour if point.compared else "none"
         x = point.costs[cost]
         axes.errorbar(
@@ -81,9 +115,26 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> None:
             ms=5 if first else 4, lw=1, zorder=3 if first else 2,
         )  # fmt: skip
         if first or not point.compared:
-            axes.annotate(
-                point.name, (x, point.gain), (5, 4), textcoords="offset points",
-                fontsize=8, color=colour, zorder=4,
+            names.append(
+                axes.annotate(
+                    point.name, (x, point.gain), (5, 4), textcoords="offset points",
+                    fontsize=8, color=colour, zorder=4,
+                )
             )  # fmt: skip
     plain_numbers(axes.xaxis)
-    axes.margins(x=0.15)
+    axes.margins(x=0.1, y=0.12)
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right * (right / left) ** 0.15)  # room for the last names
+    return names
+
+
+def _keep_apart(names: Sequence[Annotation]) -> None:
+    """Moves names up that would cover others."""
+    placed: list[Bbox] = []
+    for name in sorted(names, key=lambda n: n.get_window_extent().y0):
+        box = name.get_window_extent()
+        while any(box.overlaps(other) for other in placed):
+            x, y = name.get_position()
+            name.set_position((x, y + 2))
+            box = name.get_window_extent()
+        placed.append(box)

@@ -1,6 +1,8 @@
 """Which algorithm should I use: every method in the same settings, tuned alike."""
 
+import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from parley.cli import reproduce as cli
 from parley.errors import BadValue
 from parley.reproduce import guide
 from parley.reproduce.guide import Budget, Setting
+from parley.sweep import compare
 from parley.sweep.compare import parse_algorithms
 
 SMALL = Setting("ring", "A small ring", 4, "ring", "dirichlet:0.5", "digits", "logistic")
@@ -72,6 +75,42 @@ def test_the_page_and_the_picture_go_where_they_are_asked_for(
     assert done.exit_code == 0, done.output
     assert guide.markdown(results).strip() in page.read_text()
     assert picture.stat().st_size > 10_000
+
+
+def test_a_seed_that_diverges_before_its_first_record_is_counted(
+    results: Path, tmp_path: Path
+) -> None:
+    [method] = parse_algorithms("dpsgd")
+    asked = guide.experiment(SMALL, method, LITTLE)
+    asked = asked.replace(model="mlp", lr=1e6, evaluate_every=2)
+    jobs = compare.jobs([asked], 2, tmp_path / "runs", names=["D-PSGD"])
+    jobs = [replace(job, may_diverge=True) for job in jobs]
+    compare.compare(jobs, 1, tmp_path / "runs", resume=True)
+    lost = [line for job in jobs for line in guide._lines(method, job)]
+    assert [(line["seed"], line["diverged"], "epoch" in line) for line in lost] == [
+        (0, True, False),
+        (1, True, False),
+    ]
+    kept = [json.loads(line) for line in (results / "ring.jsonl").read_text().splitlines()]
+    kept = [line for line in kept if (line["label"], line["seed"]) != ("D-PSGD", 1)]
+    (tmp_path / "ring.jsonl").write_text("\n".join(map(json.dumps, [*kept, lost[1]])))
+    found = guide.read(tmp_path / "ring.jsonl")
+    assert {label: of.seeds for label, of in found.items()} == {
+        "D-PSGD": "1 of 2", "NGC": "2", "RelaySGD": "2",
+    }  # fmt: skip
+    page = guide.markdown(tmp_path)
+    assert "Diverged at the settings that won: D-PSGD (1 of 2 seeds)." in page
+    assert "2 epochs, 2 seeds." in page
+
+
+def test_a_method_that_diverges_in_every_trial_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide.tune, "winners", lambda trials: {})
+    [(_, outcome)] = guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path)
+    assert outcome.diverged
+    assert guide.read(tmp_path / "ring.jsonl") == {}
+    assert guide._lost(tmp_path / "ring.jsonl") == "Diverged in every trial: D-PSGD.\n"
 
 
 def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_path: Path) -> None:
