@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -245,7 +246,7 @@ class Meeting(Gathering):
                 board.raise_told()
                 raise
             board.leave()
-            _disconnect()
+            _disconnect(lost)
             explained = board.explain(lost)
             board.part(explained)
             raise explained from None
@@ -253,7 +254,7 @@ class Meeting(Gathering):
             if isinstance(error, Suspicious) and error.drop and not final:
                 raise  # the others continue without the worker in question
             first = board.fail(error)
-            _disconnect()
+            _disconnect(error)
             board.part(first)
             raise (error if first is error else first) from None
         except KeyboardInterrupt:
@@ -265,7 +266,7 @@ class Meeting(Gathering):
         except Exception as error:
             words = repr(error) if self.local else unexpected(error)
             first = board.fail(ParleyError(f"{self._own_name(board)}: {words}"))
-            _disconnect()
+            _disconnect(error)
             board.part(first)
             raise
         finally:
@@ -323,7 +324,15 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _disconnect() -> None:
+def _disconnect(failure: BaseException | None = None) -> None:
+    """Closes all connections, which tells the others that this process leaves.
+
+    Gloo keeps a connection open for as long as a request on it exists, and the frames that a
+    `failure` went through hold requests: the others would wait for this process until it ends.
+    """
+    while failure is not None:
+        traceback.clear_frames(failure.__traceback__)
+        failure = failure.__context__
     if dist.is_initialized():
         dist.destroy_process_group()
     # A group's name is the count of those made before it, which must be the same in every process;

@@ -8,14 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from parley.cluster.join import INTERFACE, Meeting, _of_this_start, local_store
 from parley.cluster.noticeboard import ENDED
 from parley.errors import ParleyError
+from parley.wire.processes import _reaching
 from parley.wire.transport import WorkerLost
-from tests.cluster.test_launch import torchrun
-from tests.processes import PATIENCE, Command, nothing_left, processes_of, recorded, until
+from tests.cluster.test_launch import free_ports, torchrun
+from tests.processes import (
+    PATIENCE,
+    Command,
+    nothing_left,
+    process,
+    processes_of,
+    recorded,
+    until,
+)
 
 EPOCHS = 100_000
 """More than there is time for: these runs are killed."""
@@ -117,6 +128,36 @@ def test_a_worker_that_was_stopped_is_not_waited_for() -> None:
     with why, second.ending_together(second.lobby(), final=True):
         raise WorkerLost("workers: lost worker 0")
     assert store.add(ENDED, 0) == 2
+
+
+def wait_for_the_other(rank: int) -> None:
+    request = dist.irecv(torch.zeros(1), 1 - rank)
+    if rank == 0:
+        raise ParleyError("disk: full")
+    with _reaching(0):
+        request.wait()
+
+
+def one_of_two(rank: int, port: int, said: Path) -> None:
+    store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    meeting = Meeting(rank, 2, store=store, local=True)
+    try:
+        with meeting.connected(meeting.everyone, {}):
+            wait_for_the_other(rank)
+    except ParleyError as error:
+        said.write_text(str(error))
+        os._exit(0)  # and its store, if it has one, is gone with it
+
+
+def test_whoever_waits_for_a_worker_that_fails_hears_why_while_its_store_is_there(
+    tmp_path: Path,
+) -> None:
+    """A failed worker's connections are closed at once, though it was waiting for messages."""
+    [port] = free_ports(1)
+    said = [tmp_path / str(rank) for rank in (0, 1)]
+    for one in [process(one_of_two, rank, port, said[rank]) for rank in (0, 1)]:
+        one.join(PATIENCE)
+    assert [path.read_text() for path in said] == ["disk: full"] * 2
 
 
 def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:
