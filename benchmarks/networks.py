@@ -2,6 +2,8 @@
 
     python -m benchmarks.networks           what is not measured yet, into networks-avx2.json or
                                             networks-avx-512.json, named after the processor
+    python -m benchmarks.networks --avx2    the same with AVX2 at most, for both sides, also on a
+                                            processor with AVX-512
     python -m benchmarks.networks --table   all records side by side as Markdown; measures nothing
 
 One step of NGC with α = 1 on a ring. The textbook has one thread or two, Parley two threads or two
@@ -12,6 +14,7 @@ an hour, half of it for MobileNet-V2, ResNet-18 and BERT-mini.
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -32,6 +35,16 @@ BUDGET = 45.0
 """Seconds of turns for a row, where two of each contestant do not take longer."""
 
 
+def narrow() -> dict[str, str]:
+    """The environment in which Parley's kernels, torch's own and oneDNN's do without AVX-512."""
+    compiler = f"{os.environ.get('CC', 'cc')} -mno-avx512f"
+    return os.environ | {
+        "CC": compiler,
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    }
+
+
 def records() -> dict[str, dict[str, Any]]:
     """Every record by its kind of processor."""
     found = [read(path)["cases"] for path in sorted(FOLDER.glob("networks-*.json"))]
@@ -42,15 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--table", action="store_true", help="print the records as Markdown")
+    parser.add_argument("--avx2", action="store_true", help="do without AVX-512")
     parser.add_argument("--only", metavar="TEXT", default="", help="rows whose name contains this")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of turns for a row")
-    own = FOLDER / f"networks-{kernels.vectors().lower()}.json"
-    parser.add_argument("--out", type=Path, default=own, help="where rows are merged into")
+    parser.add_argument("--out", type=Path, help="where rows are merged into")
     parser.set_defaults(repeats=7, seconds=1.0, without=WITHOUT)
     options = parser.parse_args(arguments)
     if options.table:
         print(side_by_side(records()))
         return 0
+    if options.avx2 and os.environ.get("ATEN_CPU_CAPABILITY") != "avx2":
+        # Torch has read its variables by now, and the kernels may be loaded: so once more.
+        command = [sys.executable, "-m", "benchmarks.networks", *(arguments or sys.argv[1:])]
+        return subprocess.run(command, env=narrow(), check=False).returncode
+    options.out = options.out or FOLDER / f"networks-{kernels.vectors().lower()}.json"
     results, now = read(options.out), code()
     missing = [
         case

@@ -22,7 +22,7 @@ class Block(nn.Module):
 
 
 def own(input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """195,258 parameters for colour images and 10 classes."""
+    """170,474 parameters for colour images and 10 classes."""
     return nn.Sequential(
         nn.Conv2d(input_shape[0], 16, 3, padding=1),
         nn.GELU(),

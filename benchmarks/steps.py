@@ -312,6 +312,7 @@ def machine(load_average: Iterable[float]) -> dict[str, Any]:
     return {
         "cpu": models[0] if models else platform.processor(),
         "vectors": kernels.vectors(),
+        "switched_off": "avx512f" in kernels.processor() and kernels.vectors() != "AVX-512",
         "cores": os.cpu_count(),
         "load_average": [round(value, 2) for value in load_average],
         "python": platform.python_version(),

@@ -239,7 +239,8 @@ def _machines(entries: Sequence[Entry], rates: dict[str, float]) -> str:
     seen: dict[str, list[Entry]] = {}
     for entry in entries:
         m = entry["machine"]
-        kind = f" ({m['vectors']})" if "vectors" in m else ""
+        off = ", with AVX-512 switched off" if m.get("switched_off") else ""
+        kind = f" ({m['vectors']}{off})" if "vectors" in m else ""
         text = f"{m['cpu']}{kind}, {m['cores']} cores, Python {m['python']}, torch {m['torch']}"
         seen.setdefault(f"{text}, Parley {m['commit']}", []).append(entry)
     lines = []

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from benchmarks.cases import (
     gradient_flops,
 )
 from benchmarks.contestants import Contestant, Parley
+from benchmarks.networks import narrow
+from benchmarks.own import own
 from benchmarks.table import render, side_by_side
 from benchmarks.textbook import Textbook, project
 from parley.compute import kernels
@@ -161,6 +164,12 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
     )
     assert "| logistic regression, 20 agents |  |  | **4** (4 to 4) |" in columns
 
+    # A processor that was measured without AVX-512 is not taken for one that has none.
+    less = entry["machine"] | {"vectors": "AVX2", "switched_off": True}
+    assert "(AVX2, with AVX-512 switched off)" in side_by_side(
+        {"AVX2": {"a": entry | {"machine": less}}}
+    )
+
     # With little time there are fewer turns, but never less than two.
     for budget, turns in ((1000, 7), (25, 5), (0.1, 2)):
         found = steps.measure(case, contestants, 7, 1.0, budget)  # type: ignore[arg-type]
@@ -169,6 +178,23 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
     contestants["parley, 2 workers"] = Still(0.1, 1.1)
     with pytest.raises(AssertionError, match=r"parley, 2 workers is 0\.1 of the way"):
         steps.measure(case, contestants, repeats=1, turn_seconds=1.0)  # type: ignore[arg-type]
+
+
+def test_a_network_of_ones_own_has_as_many_parameters_as_it_says() -> None:
+    model = own((3, 32, 32), 10)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert f"{count:,} parameters" in str(own.__doc__)
+
+
+@pytest.mark.skipif(
+    "avx512f" not in kernels.processor() or not kernels.available(), reason="needs AVX-512"
+)
+def test_without_avx512_both_sides_have_narrower_vectors() -> None:
+    code = "import torch; from parley.compute import kernels as k; print(k.vectors(), k.lanes(), "
+    code += "torch.backends.cpu.get_cpu_capability())"
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, env=narrow(), capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["AVX2", "8", "AVX2"]
 
 
 def test_a_profile_accounts_for_the_whole_step() -> None:

@@ -215,9 +215,12 @@ def processor() -> str:
 
 
 def vectors() -> str:
-    """The widest vector instructions of this processor that the kernels can use."""
+    """The widest vector instructions of this processor that the kernels use, or would use if they
+    could be built. A compiler can be told to leave some out: ``CC="gcc -mno-avx512f"``."""
     flags = processor().split()
-    return "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else platform.machine()
+    if "avx512f" in flags and (reason() or lanes() == 16):
+        return "AVX-512"
+    return "AVX2" if "avx2" in flags else platform.machine()
 
 
 def processor_name() -> str:
