@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from parley.results.style import LINES, THEME, checked_path, plain_axes, plain_numbers, save
@@ -20,6 +21,10 @@ SAME = 1.1
 
 FAR = 3.0
 """Distances between the quartiles."""
+HALO = withStroke(linewidth=2.5, foreground="white")
+"""Keeps names readable where they cross bars and lines."""
+MARKER = 4.0
+"""Pixels from the middle of a point to where its name may begin."""
 
 
 class Point(NamedTuple):
@@ -118,7 +123,8 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
             names.append(
                 axes.annotate(
                     point.name, (x, point.gain), (5, 4), textcoords="offset points",
-                    fontsize=8, color=colour, zorder=4,
+                    fontsize=8, color=colour, zorder=4, path_effects=[HALO],
+                    arrowprops={"arrowstyle": "-", "lw": 0.6, "color": colour, "shrinkB": 3},
                 )
             )  # fmt: skip
     plain_numbers(axes.xaxis)
@@ -129,12 +135,16 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
 
 
 def _keep_apart(names: Sequence[Annotation]) -> None:
-    """Moves names up that would cover others."""
-    placed: list[Bbox] = []
-    for name in sorted(names, key=lambda n: n.get_window_extent().y0):
-        box = name.get_window_extent()
-        while any(box.overlaps(other) for other in placed):
+    """Moves names up that would cover others, or points that have a name."""
+    places = [name.axes.transData.transform(name.xy) for name in names if name.axes]
+    placed = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in places]
+    for name in sorted(names, key=lambda n: _box(n).y0):
+        while any(_box(name).overlaps(other) for other in placed):
             x, y = name.get_position()
             name.set_position((x, y + 2))
-            box = name.get_window_extent()
-        placed.append(box)
+        placed.append(_box(name))
+
+
+def _box(name: Annotation) -> Bbox:
+    """Of the words alone, without the line to the point."""
+    return Text.get_window_extent(name)
