@@ -51,7 +51,7 @@ def guide(
     name: SettingName = None,
     methods: Methods = study.METHODS,
     trials: Trials = "4",
-    trial_epochs: TrialEpochs = "5",
+    trial_epochs: TrialEpochs = "20",
     epochs: Epochs = "20",
     seeds: Seeds = "3",
     fraction: Fraction = 1.0,

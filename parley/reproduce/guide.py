@@ -5,7 +5,9 @@ below 1 by default), judged on held-out training samples. Then it runs with ever
 settings that won. Where a method has momentum, it is the same for all.
 
 OUT/<setting>/<method>/ holds a method's trials and runs, OUT/<setting>.jsonl the records of all
-finished runs of a setting, from which the tables, the tests and the pictures are made.
+finished runs of a setting, from which the tables, the tests and the pictures are made, and
+OUT/<setting>-trials.jsonl what the trials found. Both files keep the methods that a command does
+not name.
 """
 
 import json
@@ -35,7 +37,8 @@ RATES = {"sgd": (0.01, 1.0), "momentum": (0.003, 0.3), "adaptive": (0.0003, 0.03
 """Learning rates that are tried. Momentum multiplies a step by up to 1 / (1 - 0.9), and adaptive
 rules divide it by the size of the gradient, so one range for all would favour some."""
 METHODS = (
-    "dpsgd,ngc,compngc,cga,compcga,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,tracking,"
+    "dpsgd,dpsgd:momentum=0,ngc,ngc:alpha=0,compngc,compngc:variant=as-run,cga,cga:variant=as-run,"
+    "compcga,compcga:variant=as-run,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,gut:momentum=0,tracking,"
     "momentum-tracking,relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
     "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
     "skewscout,fedavg,central"
@@ -83,7 +86,7 @@ class Budget:
     """What every method gets."""
 
     trials: int = 4
-    trial_epochs: int = 5
+    trial_epochs: int = 20
     epochs: int = 20
     seeds: int = 3
     fraction: float = 1.0
@@ -102,7 +105,7 @@ def settings_named(name: str | None) -> list[Setting]:
 
 
 def experiment(setting: Setting, method: Method, budget: Budget) -> Experiment:
-    """A method in a setting, on a graph that it can use; refused if there is none."""
+    """A method in a setting, whether or not the graph suits it."""
     common = {
         "data": setting.data,
         "model": setting.model,
@@ -119,7 +122,22 @@ def experiment(setting: Setting, method: Method, budget: Budget) -> Experiment:
         "links": LINKS,
         "data_root": budget.data_root,
     }
-    return field.fitting(method.experiment(common))
+    return method.experiment(common)
+
+
+def label_of(method: Method, made: Experiment) -> str:
+    """The algorithm's label, with the settings that it was given.
+
+    >>> [method] = parse_algorithms("dpsgd:momentum=0")
+    >>> label_of(method, method.experiment({}))
+    'D-PSGD momentum=0'
+    >>> [method] = parse_algorithms("ngc:alpha=0")
+    >>> label_of(method, method.experiment({}))
+    'NGC α=0'
+    """
+    label = made.algorithm.label
+    said = {"alpha"} if "α=" in label else set()
+    return " ".join([label, *(f"{k}={v}" for k, v in method.settings.items() if k not in said)])
 
 
 def rates(made: Experiment) -> tuple[float, float]:
@@ -146,10 +164,28 @@ def run(
 ) -> Iterator[tuple[Setting, Outcome]]:
     """Runs what is not there yet, method by method; the records are up to date after each."""
     chosen = parse_algorithms(methods)
+    for setting in settings:  # nothing begins before everything is known to be valid
+        _check_records(setting, budget, out)
+        for method in chosen:
+            experiment(setting, method, budget)
     for setting in settings:
         for method in chosen:
             yield setting, run_method(setting, method, budget, parallel, out / setting.name)
-            write_records(setting, chosen, budget, out)
+            write_records(setting, method, budget, out)
+
+
+def _check_records(setting: Setting, budget: Budget, out: Path) -> None:
+    """Refuses to add to records of other experiments."""
+    path = out / f"{setting.name}.jsonl"
+    for line in _read_lines(path) if path.exists() else ():
+        differing = [
+            f"{name} {line[name]}"
+            for name in ("epochs", "fraction", "trial_epochs")
+            if name in line and line[name] != getattr(budget, name)
+        ]
+        if differing:
+            why = f"{path.name} has runs with {', '.join(differing)}"
+            raise BadValue("out", str(out), "a folder for this budget alone", why)
 
 
 def run_method(
@@ -157,7 +193,7 @@ def run_method(
 ) -> Outcome:
     """Tunes a method, then runs it with every seed."""
     try:
-        asked = experiment(setting, method, budget)
+        asked = field.fitting(experiment(setting, method, budget))
     except BadValue as error:
         return Outcome(method.key, refusal=str(error))
     place = out / slug(method.key)
@@ -183,34 +219,46 @@ def _runs(asked: Experiment, best: tune.Trial, budget: Budget, place: Path) -> l
     return [replace(job, may_diverge=True) for job in made]
 
 
-def write_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> Path:
-    """One line for each record of each finished run of a setting."""
+def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -> None:
+    """Puts a finished method's trials and records in the place of earlier ones of the same name."""
+    try:
+        asked = field.fitting(experiment(setting, method, budget))
+    except BadValue:
+        return
+    place = out / setting.name / slug(method.key)
+    trials = _trials(asked, method, budget, place)
+    if not all(trial.job.is_done for trial in trials):
+        return
+    about = {"method": method.key, "label": label_of(method, asked)}
+    tried = [
+        about
+        | {"trial": trial.number, "seed": trial.job.experiment.seed, **trial.settings}
+        | {"epochs": budget.trial_epochs, "diverged": trial.job.failure is not None}
+        | ({} if trial.job.failure else {"accuracy_held_out": round(trial.score[0], 5)})
+        for trial in trials
+    ]
+    _replace_lines(out / f"{setting.name}-trials.jsonl", method, tried)
+    about |= {"trial_epochs": budget.trial_epochs}
+    found = list(tune.winners(trials).values())
     lines: list[dict[str, Any]] = []
-    for method in methods:
-        try:
-            asked = experiment(setting, method, budget)
-        except BadValue:
-            continue
-        place = out / setting.name / slug(method.key)
-        trials = _trials(asked, method, budget, place)
-        if not all(trial.job.is_done for trial in trials):
-            continue
-        found = list(tune.winners(trials).values())
-        if not found:  # every trial has diverged
-            label = asked.algorithm.label
-            lines.append({"method": method.key, "label": label, "seed": None, "diverged": True})
-        for best in found:
-            for job in _runs(asked, best[method.key], budget, place):
-                if job.is_done:
-                    lines += _lines(method, job)
-    path = out / f"{setting.name}.jsonl"
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    if not found:  # every trial has diverged
+        lines.append(about | {"seed": None, "diverged": True})
+    for best in found:
+        for job in _runs(asked, best[method.key], budget, place):
+            if job.is_done:
+                lines += _lines(about, job)
+    _replace_lines(out / f"{setting.name}.jsonl", method, lines)
 
 
-def _lines(method: Method, job: Any) -> Iterator[dict[str, Any]]:
+def _replace_lines(path: Path, method: Method, lines: Sequence[Mapping[str, Any]]) -> None:
+    kept = _read_lines(path) if path.exists() else []
+    kept = [line for line in kept if line["method"] != method.key]
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
+
+
+def _lines(of_method: Mapping[str, Any], job: Any) -> Iterator[dict[str, Any]]:
     made: Experiment = job.experiment
-    about = {"method": method.key, "label": made.algorithm.label, "seed": made.seed, "lr": made.lr}
+    about = {**of_method, "seed": made.seed, "lr": made.lr}
     about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}
     about |= {"momentum": made.algorithm.momentum_label, "diverged": job.failure is not None}
     about |= {"epochs": made.epochs, "fraction": made.fraction}
