@@ -70,8 +70,9 @@ def guide(
     classes on a graph that changes. Every method is tuned with the same trials and then run with
     three seeds.
 
-    Finished runs are skipped; after Ctrl-C the same command continues. Everything takes about a day
-    on one core; --fraction 0.2 --test-fraction 0.5 takes a few hours.
+    Finished runs are skipped; after Ctrl-C the same command continues. Everything takes about two
+    days on one core; --fraction 0.2 --test-fraction 0.5 takes several hours. Results of methods
+    that are not named stay as they are.
     """
     chosen = study.settings_named(name)
     budget = study.Budget(
@@ -100,7 +101,7 @@ def guide(
         if (out / f"{setting.name}.jsonl").exists():
             found = study.read(out / f"{setting.name}.jsonl")
             screen.print(setting.title, highlight=False)
-            screen.print(study.table(found).terminal())
+            screen.print(study.table(found).terminal(screen.width))
     screen.print(f"written to {files[0]} and {files[1]}", highlight=False, soft_wrap=True)
 
 

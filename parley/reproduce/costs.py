@@ -17,6 +17,7 @@ from parley import models
 from parley.cache import cache_folder
 from parley.compute import kernels
 from parley.data import Samples, Transform
+from parley.data.partition import partition
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
@@ -71,10 +72,28 @@ def degree(preset: Preset, variant: str = "as-run") -> float:
 
 
 def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WHOLE) -> int:
-    """Sample gradients of all agents together, training only."""
+    """Sample gradients of all agents together, training only; with seed 0, if that matters."""
     each = 1 if preset.method in OWN_GRADIENTS else 1 + degree(preset, variant)
     epochs = reduction.epochs or preset.epochs
-    return round(epochs * SAMPLES[preset.data] * (reduction.fraction or 1) * each)
+    return round(epochs * epoch_samples(preset) * (reduction.fraction or 1) * each)
+
+
+def epoch_samples(preset: Preset) -> int:
+    """Samples that all agents together see in an epoch, which is as long as the largest agent's
+    data: where parts differ in size, the others go through theirs several times.
+
+    >>> from parley.reproduce.presets import presets
+    >>> epoch_samples(presets()["cifar10/cnn5/ring/5/ngc"])
+    50000
+    >>> epoch_samples(presets()["follow-up/resnet20/dirichlet-0.1/ring/16/ngc"])
+    173472
+    """
+    samples = SAMPLES[preset.data]
+    if not preset.partition.startswith("dirichlet:"):
+        return samples
+    labels = torch.arange(samples) % classes(preset.data)  # as many of each class
+    parts = partition(preset.partition, labels.numpy(), graph_of(preset), 0).indices
+    return preset.agents * max(map(len, parts))
 
 
 def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:

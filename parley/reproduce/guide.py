@@ -45,6 +45,8 @@ METHODS = (
 )
 WITH_A_SERVER = ("fedavg", "central")
 """Shown for reference."""
+TRIAL_EPOCHS_BEFORE = 5
+"""In records that do not say how long their trials were."""
 KEPT = (
     "epoch", "step", "accuracy_mean_model", "accuracy_own", "consensus_distance", "bytes_models",
     "bytes_cross_gradients", "seconds", "seconds_network",
@@ -327,8 +329,14 @@ def _accuracy(record: Record) -> float:
     return 100 * float(record["accuracy_mean_model"])
 
 
-def _network_seconds(record: Record) -> float:
-    return float(record["seconds_network"])
+def _kilobytes(record: Record) -> float:
+    """Sent by an agent in a step: with Dirichlet partitions, seeds differ in their steps."""
+    return 1000 * sent_megabytes(record) / float(record["step"])
+
+
+def _milliseconds(record: Record) -> float:
+    """Of a step on the simulated network."""
+    return 1000 * float(record["seconds_network"]) / float(record["step"])
 
 
 def has_server(of: Found) -> bool:
@@ -341,28 +349,30 @@ def table(found: Mapping[str, Found]) -> Table:
     worse: dict[str, int] = {}
     for pair in better(found):
         worse[pair.winner] = worse.get(pair.winner, 0) + 1
+    values = _by_seed(found)
     rows = []
     for label, of in found.items():
         accuracy = of.last(_accuracy)
         own = of.last(lambda record: 100 * record["accuracy_own"])
         gamma = of.about["gamma"]
+        tested_as = next(name for name in found if values[name] == values[label])
         rows.append(
             [
                 label,
                 _spread(accuracy),
                 _spread(own),
-                f"{fmean(of.last(sent_megabytes)):,.1f}",
-                "" if has_server(of) else f"{fmean(of.last(_network_seconds)):,.0f}",
+                f"{fmean(of.last(_kilobytes)):,.0f}",
+                "" if has_server(of) else f"{fmean(of.last(_milliseconds)):,.0f}",
+                of.seeds,
+                str(worse.get(tested_as, 0)),
                 f"{of.about['lr']:g}",
                 "" if gamma in (None, 1) else f"{gamma:g}",
                 of.about["momentum"],
-                of.seeds,
-                str(worse.get(label, 0)),
             ]
         )
-    headings = ["", "averaged\nmodel, %", "own\nmodels, %", "MB sent\nper agent"]
-    headings += ["network\nseconds", "rate", "γ", "momentum", "seeds", "better\nthan"]
-    return Table(headings, rows)
+    headings = ["", "averaged\nmodel, %", "own\nmodels, %", "kB sent\nper step", "ms per\nstep"]
+    headings += ["seeds", "better\nthan", "rate", "γ", "momentum"]
+    return Table(headings, rows, extra=3)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -375,12 +385,14 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 def better(found: Mapping[str, Found]) -> list[Better]:
     """Which methods are significantly better than which."""
-    return significant(
-        {
-            label: {seed: _accuracy(records[-1]) for seed, records in of.by_seed.items()}
-            for label, of in found.items()
-        }
-    )
+    return significant(_by_seed(found))
+
+
+def _by_seed(found: Mapping[str, Found]) -> dict[str, dict[int, float]]:
+    return {
+        label: {seed: _accuracy(records[-1]) for seed, records in of.by_seed.items()}
+        for label, of in found.items()
+    }
 
 
 def markdown(out: Path) -> str:
@@ -404,8 +416,8 @@ def picture(out: Path, path: Path) -> Path:
             Point(
                 label,
                 (
-                    fmean(of.last(sent_megabytes)),
-                    nan if has_server(of) else fmean(of.last(_network_seconds)),
+                    fmean(of.last(_kilobytes)),
+                    nan if has_server(of) else fmean(of.last(_milliseconds)),
                 ),
                 fmean(of.last(_accuracy)),
                 _deviation(of.last(_accuracy)),
@@ -416,7 +428,7 @@ def picture(out: Path, path: Path) -> Path:
         ]
         for setting, found in _every(out)
     }
-    costs = ("MB sent per agent", "seconds on the simulated network")
+    costs = ("kB sent by an agent in a step", "milliseconds of a step on the simulated network")
     return tradeoff_picture(points, costs, "test accuracy of the averaged model, %", path)
 
 
@@ -437,7 +449,8 @@ def _about(setting: Setting, found: Mapping[str, Found]) -> str:
     data = "Fashion-MNIST" if share == 1 else f"{100 * share:g} % of Fashion-MNIST"
     return (
         f"{data}, LeNet-5, {setting.agents} agents, `{setting.topology}`, `{setting.partition}`: "
-        f"{one.about['epochs']} epochs, {seeds} seeds."
+        f"{one.about['epochs']} epochs, {seeds} seeds; trials of "
+        f"{one.about.get('trial_epochs', TRIAL_EPOCHS_BEFORE)} epochs."
     )
 
 
@@ -465,11 +478,15 @@ def _claims(found: Mapping[str, Found]) -> str:
     pairs = better(found)
     if not pairs:
         return (
-            "No difference between two methods is significant (paired t-tests, Holm's correction)."
+            "No difference between two methods is significant (paired t-tests over at least three "
+            "common seeds, Holm's correction)."
         )
     losers: dict[str, list[str]] = {}
     for pair in pairs:
         losers.setdefault(pair.winner, []).append(pair.loser)
     lines = [f"- {winner}: better than {', '.join(worse)}" for winner, worse in losers.items()]
-    head = "Significant differences (paired t-tests, p below 0.05 after Holm's correction):"
+    head = (
+        "Significant differences (paired t-tests over at least three common seeds, p below 0.05 "
+        "after Holm's correction):"
+    )
     return "\n".join([head, "", *lines])

@@ -21,6 +21,9 @@ from typing import NamedTuple
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
+FEWEST = 3
+"""Seeds that two methods have to have in common for a test: two seeds, of which the others may have
+diverged, are too few to estimate a spread."""
 
 
 class Difference(NamedTuple):
@@ -76,15 +79,17 @@ def significant(
     """The pairs of methods whose difference may be claimed, surest first; higher values are better.
 
     Paired t-tests over the seeds that both methods have, with Holm's correction over all pairs.
+    Methods with the same values, which do the same thing, are one method: the first of them.
 
     >>> runs = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.1, 2: 7.0}, "c": {0: 0.0, 1: 7.0}}
-    >>> [(pair.winner, pair.loser) for pair in significant(runs)]
+    >>> [(pair.winner, pair.loser) for pair in significant(runs | {"d": runs["a"]})]
     [('b', 'a')]
     """
     tested = []
-    for first, second in itertools.combinations(by_seed, 2):
+    different = {tuple(of.items()): name for name, of in reversed(by_seed.items())}
+    for first, second in itertools.combinations(reversed(different.values()), 2):
         differences = _differences(by_seed[first], by_seed[second])
-        if len(differences) > 1:
+        if len(differences) >= FEWEST:
             higher = (second, first) if statistics.fmean(differences) > 0 else (first, second)
             tested.append((p_value(differences), higher))
     tested.sort()
@@ -95,12 +100,14 @@ def significant(
 def p_value(differences: Sequence[float]) -> float:
     """Two-sided, of the t-test that the mean of the differences is 0.
 
-    >>> round(p_value([1.0, 2.0, 3.0]), 4)
-    0.0742
+    Differences that are all the same, but for rounding, do not show how far they spread: 1.
+
+    >>> round(p_value([1.0, 2.0, 3.0]), 4), p_value([85.34 - 76.62, 85.32 - 76.60, 8.72])
+    (0.0742, 1.0)
     """
     n, mean, spread = len(differences), statistics.fmean(differences), statistics.stdev(differences)
-    if spread == 0:
-        return float(mean == 0)
+    if spread <= 1e-9 * abs(mean):
+        return 1.0
     return float(2 * stdtr(n - 1, -abs(mean) * math.sqrt(n) / spread))
 
 

@@ -8,6 +8,8 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+GAP = 2
+"""Characters between columns in a terminal."""
 SPREAD = " ± "
 """Between a mean and its standard deviation."""
 
@@ -51,7 +53,8 @@ class Table:
         """The last column as a line below the table."""
         who: dict[str, list[str]] = {}
         for name, *_, cell in self.rows:
-            who.setdefault(cell, []).append(name)
+            if cell:
+                who.setdefault(cell, []).append(name)
         said = "; ".join(f"{cell} ({', '.join(names)})" for cell, names in who.items())
         line = f"{self.headings[-1]}: {said}"
         rows = [row[:-1] for row in self.rows]
@@ -67,10 +70,10 @@ class Table:
     def _width(self) -> int:
         """Characters in which it can be read: figures never wrap, names at spaces."""
         columns = zip(self.headings, *self.rows, strict=True)
-        found = 0
+        found = GAP * (len(self.headings) - 1)
         for number, cells in enumerate(columns):
             pieces = [p for c in cells for p in (c.split() if number in self.words else [c])]
-            found += 1 + max((len(line) for p in pieces for line in p.split("\n")), default=0)
+            found += max((len(line) for p in pieces for line in p.split("\n")), default=0)
         return found
 
     def terminal(self, width: int | None = None) -> RichTable:

@@ -1,11 +1,14 @@
 """Which algorithm should I use: every method in the same settings, tuned alike."""
 
+import io
 import json
+import shutil
 import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from parley.cli import reproduce as cli
@@ -51,6 +54,63 @@ def test_what_is_finished_is_not_run_again(results: Path) -> None:
     assert (results / "ring.jsonl").read_text() == before
 
 
+def test_other_methods_are_added_and_those_that_are_not_named_stay(
+    results: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "more"
+    shutil.copytree(results, out)
+    before = (out / "ring.jsonl").read_text()
+    list(guide.run([SMALL], "dpsgd:momentum=0", LITTLE, 1, out))
+    assert (out / "ring.jsonl").read_text().startswith(before)
+    found = guide.read(out / "ring.jsonl")
+    assert set(found) == {"D-PSGD", "NGC", "RelaySGD", "D-PSGD momentum=0"}
+    assert found["D-PSGD momentum=0"].about["momentum"] == "none"
+    trials = [json.loads(line) for line in (out / "ring-trials.jsonl").read_text().splitlines()]
+    assert [(t["label"], t["trial"]) for t in trials] == [
+        (label, trial)
+        for label in ("D-PSGD", "NGC", "RelaySGD", "D-PSGD momentum=0")
+        for trial in (0, 1)
+    ]
+    for label, of in found.items():  # the best trial's rate is the one that was run
+        best = max((t for t in trials if t["label"] == label), key=lambda t: t["accuracy_held_out"])
+        assert of.about["lr"] == best["lr"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "budget", "said"),
+    [
+        ("dpsgd,nosuch", LITTLE, "algorithm: 'nosuch' is not valid"),
+        ("dpsgd", replace(LITTLE, fraction=0), "fraction: 0"),
+        ("dpsgd", replace(LITTLE, test_fraction=2), "test_fraction: 2"),
+        ("dpsgd", replace(LITTLE, epochs=3), r"out: .* \(ring.jsonl has runs with epochs 2\)"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs_and_changes_nothing(
+    results: Path, tmp_path: Path, methods: str, budget: Budget, said: str
+) -> None:
+    out = tmp_path / "copy"
+    out.mkdir()
+    shutil.copy(results / "ring.jsonl", out)
+    if "out" not in said:
+        (out / "ring.jsonl").unlink()
+    with pytest.raises(BadValue, match=said):
+        list(guide.run([SMALL], methods, budget, 1, out))
+    kept = [results / "ring.jsonl"] if "out" in said else []
+    assert [path.read_text() for path in out.iterdir()] == [path.read_text() for path in kept]
+
+
+def test_names_and_figures_fit_a_terminal_of_80_columns(results: Path) -> None:
+    screen = Console(width=80, file=io.StringIO())
+    found = guide.read(results / "ring.jsonl")
+    screen.print(guide.table(found).terminal(80))
+    assert isinstance(screen.file, io.StringIO)
+    lines = screen.file.getvalue().splitlines()
+    for label, *cells in guide.table(found).rows:
+        assert label in " ".join(lines)
+        [line] = [line for line in lines if line.split()[:2] == [label, cells[0].split()[0]]]
+        assert all(cell in line for cell in cells[:6])
+
+
 def test_the_table_is_made_from_the_records(results: Path) -> None:
     found = guide.read(results / "ring.jsonl")
     means = [
@@ -86,7 +146,8 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
     jobs = compare.jobs([asked], 2, tmp_path / "runs", names=["D-PSGD"])
     jobs = [replace(job, may_diverge=True) for job in jobs]
     compare.compare(jobs, 1, tmp_path / "runs", resume=True)
-    lost = [line for job in jobs for line in guide._lines(method, job)]
+    about = {"method": method.key, "label": "D-PSGD"}
+    lost = [line for job in jobs for line in guide._lines(about, job)]
     assert [(line["seed"], line["diverged"], "epoch" in line) for line in lost] == [
         (0, True, False),
         (1, True, False),
@@ -100,7 +161,7 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
     }  # fmt: skip
     page = guide.markdown(tmp_path)
     assert "Diverged at the settings that won: D-PSGD (1 of 2 seeds)." in page
-    assert "2 epochs, 2 seeds." in page
+    assert "2 epochs, 2 seeds; trials of 1 epochs." in page
 
 
 def test_a_method_that_diverges_in_every_trial_is_told(
@@ -121,13 +182,15 @@ def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_all_methods_have_the_same_momentum_and_a_range_of_rates_that_suits_them() -> None:
+def test_methods_have_the_same_momentum_unless_asked_and_a_range_of_rates_that_suits_them() -> None:
     settings = [guide.SETTINGS["ring"]]
     for method in parse_algorithms(guide.METHODS):
         made = guide.experiment(settings[0], method, LITTLE)
         options = made.algorithm.settings()
-        assert options.get("momentum", guide.MOMENTUM) == guide.MOMENTUM, method
+        asked = float(method.settings.get("momentum", guide.MOMENTUM))
+        assert options.get("momentum", asked) == asked, method
         kind = "adaptive" if "beta1" in options else "momentum" if "momentum" in options else "sgd"
+        kind = kind if asked else "sgd"
         assert guide.rates(made) == guide.RATES[kind]
 
 
