@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from parley.reproduce.preset import METHODS, choice_words, parse_variant
-from parley.results.paired import Difference
+from parley.results.paired import Difference, significant
 from parley.training.record import value
 
 if TYPE_CHECKING:
@@ -115,6 +115,16 @@ def orders(results: Sequence["PresetResult"]) -> dict[str, list[Order]]:
         if pairs:
             found[group] = pairs
     return found
+
+
+def corrected(pairs: Sequence[Order]) -> tuple[int, int]:
+    """How many pairs of a group remain in the paper's order, and the other way round, if the number
+    of tests is taken into account."""
+    members = {r.preset.method: r for pair in pairs for r in (pair.lower, pair.higher)}
+    found = significant({method: by_seed(r, GOSSIPED) for method, r in members.items()})
+    right = {(pair.higher.preset.method, pair.lower.preset.method) for pair in pairs}
+    kept = sum((claim.winner, claim.loser) in right for claim in found)
+    return kept, len(found) - kept
 
 
 def _of_paper(result: "PresetResult") -> tuple[float, int]:
