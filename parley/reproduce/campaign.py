@@ -139,7 +139,8 @@ def pack(out: Path, to: Path) -> list[Path]:
     that is the same is skipped; if one differs, nothing at all is copied.
     """
     if not out.is_dir():
-        raise BadValue("out", str(out), "a folder with runs", "it does not exist")
+        why = "it is a file" if out.exists() else "it does not exist"
+        raise BadValue("out", str(out), "a folder with runs", why)
     if to.resolve().is_relative_to(out.resolve()):
         raise BadValue("to", str(to), "a folder outside --out")
     copies: dict[Path, dict[str, str]] = {}

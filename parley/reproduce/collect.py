@@ -102,7 +102,8 @@ class Found:
 def collect(out: Path) -> Found:
     """Reads all runs of presets below `out`."""
     if not out.is_dir():
-        raise BadValue("out", str(out), "a folder with results", "it does not exist")
+        why = "it is a file" if out.exists() else "it does not exist"
+        raise BadValue("out", str(out), "a folder with results", why)
     forms: dict[Path, list[Path]] = {}
     for run in walk(out):
         if run is not None and run.name.startswith("seed-") and (run / EXPERIMENT).is_file():
