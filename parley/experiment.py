@@ -158,8 +158,8 @@ class Experiment(Checked, BaseModel):
     evaluate_every: int | None = Field(None, ge=1, le=MANY)
     """Epochs between records; the last epoch always has one. By default, the averaged model is
     evaluated after every epoch; the agents' own models are too if that is little work, and
-    otherwise so seldom that evaluation takes about a tenth of the time, but at least every 50
-    epochs and at the end."""
+    otherwise only as often as keeps evaluation to about a tenth of the time, but at least every
+    50 epochs and at the end."""
     stop_when: str = ""
     """Ends the run early, after the first record that meets one of these comma-separated
     conditions: for example accuracy>=0.9, loss:patience=5 (no improvement for 5 records),

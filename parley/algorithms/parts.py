@@ -277,7 +277,7 @@ class Gossip(AveragingRule):
     ) -> tuple[Tensor, Nothing]:
         """The same in one pass over memory, where values are sent as they are."""
         q_AD, q_I, _ = sent
-        if q_AD is not x_AD:
+        if q_AD is not x_AD or type(self).mix is not Gossip.mix:  # or a part averages differently
             return super().mix_and_move(state, x_AD, d_AD, sent, hood)
         assert q_I is not None
         return hood.gossip(q_AD, q_I, self.gamma, d_AD), state

@@ -72,7 +72,7 @@ def guide(
 
     Finished runs are skipped; after Ctrl-C the same command continues. Everything takes about two
     days on one core; --fraction 0.2 --test-fraction 0.5 takes several hours. Results of methods
-    that are not named stay as they are.
+    not listed in --methods are kept.
     """
     chosen = study.settings_named(name)
     budget = study.Budget(
@@ -88,9 +88,14 @@ def guide(
         raise BadValue("out", str(out), "a folder", "it is a file")
     if not report:
         at_once = usable_cores() if parallel is None else count("parallel", parallel)
+        refused = []
         with stoppable(out, "the same command continues"):
             for setting, outcome in study.run(chosen, methods, budget, at_once, out):
                 _tell(setting, outcome)
+                refused.append(bool(outcome.refusal))
+        if all(refused):
+            where = ", ".join(setting.name for setting in chosen)
+            raise BadValue("methods", methods, "methods that can be used in this setting", where)
     files = [markdown or out / "guide.md", picture or out / "guide.png"]
     write_markdown(files[0], study.markdown(out))
     study.picture(out, files[1])

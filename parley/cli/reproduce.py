@@ -134,7 +134,7 @@ def run(
     order = Order(
         variant,
         _whole("epochs", epochs),
-        _number("fraction", fraction, "a number above 0 and below 1"),
+        _number("fraction", fraction, "a number above 0, at most 1"),
         _whole("seeds", seeds) or 1,
         data_root,
     )

@@ -330,9 +330,11 @@ def _disconnect(failure: BaseException | None = None) -> None:
     Gloo keeps a connection open for as long as a request on it exists, and the frames that a
     `failure` went through hold requests: the others would wait for this process until it ends.
     """
-    while failure is not None:
+    seen: set[int] = set()
+    while failure is not None and id(failure) not in seen:
+        seen.add(id(failure))
         traceback.clear_frames(failure.__traceback__)
-        failure = failure.__context__
+        failure = failure.__cause__ or failure.__context__
     if dist.is_initialized():
         dist.destroy_process_group()
     # A group's name is the count of those made before it, which must be the same in every process;

@@ -17,11 +17,10 @@ from parley import models
 from parley.cache import cache_folder
 from parley.compute import kernels
 from parley.data import Samples, Transform
-from parley.data.partition import partition
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse, ring
-from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, evaluate_every
+from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, classes, evaluate_every
 from parley.training.events import StepDone
 from parley.training.problem import Problem
 from parley.training.run import Run
@@ -37,8 +36,6 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "imagenette-224": (3, 224, 224),
     "ag_news": (128,),
 }
-CLASSES = {"cifar100": 100, "ag_news": 4}
-"""10 for the others."""
 TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
 """Test samples; 10,000 for the others."""
 VOCABULARY = 30_000
@@ -88,12 +85,9 @@ def epoch_samples(preset: Preset) -> int:
     >>> epoch_samples(presets()["follow-up/resnet20/dirichlet-0.1/ring/16/ngc"])
     173472
     """
-    samples = SAMPLES[preset.data]
     if not preset.partition.startswith("dirichlet:"):
-        return samples
-    labels = torch.arange(samples) % classes(preset.data)  # as many of each class
-    parts = partition(preset.partition, labels.numpy(), graph_of(preset), 0).indices
-    return preset.agents * max(map(len, parts))
+        return SAMPLES[preset.data]
+    return preset.agents * preset.largest_part
 
 
 def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
@@ -114,11 +108,6 @@ def hours(
 def input_shape(name: str) -> tuple[int, ...]:
     """The shape of one sample of a dataset."""
     return SHAPES[name]
-
-
-def classes(name: str) -> int:
-    """The number of classes of a dataset."""
-    return CLASSES.get(name, 10)
 
 
 class Calibration:

@@ -167,24 +167,40 @@ def run(
     """Runs what is not there yet, method by method; the records are up to date after each."""
     chosen = parse_algorithms(methods)
     for setting in settings:  # nothing begins before everything is known to be valid
-        _check_records(setting, budget, out)
-        for method in chosen:
-            experiment(setting, method, budget)
+        _check_methods(chosen, [experiment(setting, method, budget) for method in chosen])
+        _check_records(setting, chosen, budget, out)
     for setting in settings:
         for method in chosen:
-            yield setting, run_method(setting, method, budget, parallel, out / setting.name)
+            outcome = run_method(setting, method, budget, parallel, out / setting.name)
             write_records(setting, method, budget, out)
+            yield setting, outcome
 
 
-def _check_records(setting: Setting, budget: Budget, out: Path) -> None:
-    """Refuses to add to records of other experiments."""
-    path = out / f"{setting.name}.jsonl"
+def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> None:
+    """Refuses settings that are not the methods' own, and methods that cannot be told apart."""
+    seen: set[str] = set()
+    for method, asked in zip(methods, made, strict=True):
+        common = {*Experiment.model_fields, *compare.TUNABLE} - {"variant"}
+        if others := sorted(common & method.settings.keys()):
+            why = f"{method.name} has {', '.join(others)}, which is tuned or the same for all"
+            raise BadValue("methods", method.key, "settings of the algorithm itself", why)
+        if (label := label_of(method, asked)) in seen:
+            raise BadValue("methods", label, "each method once", "it is given twice")
+        seen.add(label)
+
+
+def _check_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> None:
+    """Refuses to add to records of other experiments, and to replace more seeds by fewer."""
+    path, keys = out / f"{setting.name}.jsonl", {method.key for method in methods}
     for line in _read_lines(path) if path.exists() else ():
+        known = {"trial_epochs": TRIAL_EPOCHS_BEFORE} | line
         differing = [
-            f"{name} {line[name]}"
-            for name in ("epochs", "fraction", "trial_epochs")
-            if name in line and line[name] != getattr(budget, name)
+            f"{name} {known[name]}"
+            for name in ("epochs", "fraction", "test_fraction", "trials", "trial_epochs")
+            if name in known and known[name] != getattr(budget, name)
         ]
+        if line["method"] in keys and (line["seed"] or 0) >= budget.seeds:
+            differing.append(f"seed {line['seed']} of {line['label']}")
         if differing:
             why = f"{path.name} has runs with {', '.join(differing)}"
             raise BadValue("out", str(out), "a folder for this budget alone", why)
@@ -231,7 +247,7 @@ def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -
     trials = _trials(asked, method, budget, place)
     if not all(trial.job.is_done for trial in trials):
         return
-    about = {"method": method.key, "label": label_of(method, asked)}
+    about: dict[str, Any] = {"method": method.key, "label": label_of(method, asked)}
     tried = [
         about
         | {"trial": trial.number, "seed": trial.job.experiment.seed, **trial.settings}
@@ -240,7 +256,8 @@ def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -
         for trial in trials
     ]
     _replace_lines(out / f"{setting.name}-trials.jsonl", method, tried)
-    about |= {"trial_epochs": budget.trial_epochs}
+    about |= {"trials": budget.trials, "trial_epochs": budget.trial_epochs}
+    about |= {"test_fraction": budget.test_fraction}
     found = list(tune.winners(trials).values())
     lines: list[dict[str, Any]] = []
     if not found:  # every trial has diverged
@@ -299,7 +316,7 @@ def read(path: Path) -> dict[str, Found]:
     every: dict[str, dict[int, list[Any]]] = {}
     about: dict[str, Mapping[str, Any]] = {}
     lines = _read_lines(path)
-    lost = diverged(lines)
+    lost = diverged_by_seed(lines)
     for record in lines:
         if not record["diverged"]:
             about[record["label"]] = record
@@ -313,12 +330,19 @@ def read(path: Path) -> dict[str, Found]:
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            why = f"{path.name} is damaged in line {number}"
+            raise BadValue("out", str(path.parent), "a folder with whole records", why) from None
+    return found
 
 
-def diverged(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int | None, bool]]:
-    """Whether each seed of each method has diverged. One that has no settings, as every trial has
-    diverged, has the seed None."""
+def diverged_by_seed(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int | None, bool]]:
+    """Whether each seed of each method has diverged. A method whose trials all diverged has no
+    settings; its seed is None."""
     seeds: dict[str, dict[int | None, bool]] = {}
     for line in lines:
         seeds.setdefault(line["label"], {})[line["seed"]] = line["diverged"]
@@ -331,7 +355,7 @@ def _accuracy(record: Record) -> float:
 
 def _kilobytes(record: Record) -> float:
     """Sent by an agent in a step: with Dirichlet partitions, seeds differ in their steps."""
-    return 1000 * sent_megabytes(record) / float(record["step"])
+    return 1000 * (sent_megabytes(record) or 0.0) / float(record["step"])
 
 
 def _milliseconds(record: Record) -> float:
@@ -341,7 +365,7 @@ def _milliseconds(record: Record) -> float:
 
 def has_server(of: Found) -> bool:
     """Whether a method is shown for reference; the simulated network does not include a server."""
-    return of.about["method"] in WITH_A_SERVER
+    return of.about["method"].partition(":")[0] in WITH_A_SERVER
 
 
 def table(found: Mapping[str, Found]) -> Table:
@@ -349,13 +373,11 @@ def table(found: Mapping[str, Found]) -> Table:
     worse: dict[str, int] = {}
     for pair in better(found):
         worse[pair.winner] = worse.get(pair.winner, 0) + 1
-    values = _by_seed(found)
     rows = []
     for label, of in found.items():
         accuracy = of.last(_accuracy)
         own = of.last(lambda record: 100 * record["accuracy_own"])
         gamma = of.about["gamma"]
-        tested_as = next(name for name in found if values[name] == values[label])
         rows.append(
             [
                 label,
@@ -364,7 +386,7 @@ def table(found: Mapping[str, Found]) -> Table:
                 f"{fmean(of.last(_kilobytes)):,.0f}",
                 "" if has_server(of) else f"{fmean(of.last(_milliseconds)):,.0f}",
                 of.seeds,
-                str(worse.get(tested_as, 0)),
+                str(worse.get(label, 0)),
                 f"{of.about['lr']:g}",
                 "" if gamma in (None, 1) else f"{gamma:g}",
                 of.about["momentum"],
@@ -385,14 +407,12 @@ def _deviation(values: Sequence[float]) -> float | None:
 
 def better(found: Mapping[str, Found]) -> list[Better]:
     """Which methods are significantly better than which."""
-    return significant(_by_seed(found))
-
-
-def _by_seed(found: Mapping[str, Found]) -> dict[str, dict[int, float]]:
-    return {
-        label: {seed: _accuracy(records[-1]) for seed, records in of.by_seed.items()}
-        for label, of in found.items()
-    }
+    return significant(
+        {
+            label: {seed: _accuracy(records[-1]) for seed, records in of.by_seed.items()}
+            for label, of in found.items()
+        }
+    )
 
 
 def markdown(out: Path) -> str:
@@ -449,15 +469,19 @@ def _about(setting: Setting, found: Mapping[str, Found]) -> str:
     data = "Fashion-MNIST" if share == 1 else f"{100 * share:g} % of Fashion-MNIST"
     return (
         f"{data}, LeNet-5, {setting.agents} agents, `{setting.topology}`, `{setting.partition}`: "
-        f"{one.about['epochs']} epochs, {seeds} seeds; trials of "
-        f"{one.about.get('trial_epochs', TRIAL_EPOCHS_BEFORE)} epochs."
+        f"{_count(one.about['epochs'], 'epoch')}, {_count(seeds, 'seed')}; trials of "
+        f"{_count(one.about.get('trial_epochs', TRIAL_EPOCHS_BEFORE), 'epoch')}."
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _lost(path: Path) -> str:
     """Which methods diverged, and with how many of their seeds."""
     never, some = [], []
-    for label, by_seed in diverged(_read_lines(path)).items():
+    for label, by_seed in diverged_by_seed(_read_lines(path)).items():
         if None in by_seed:
             never.append(label)
         elif lost := sum(by_seed.values()):

@@ -3,12 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from parley.algorithms import ALGORITHMS, AlgorithmKind
 from parley.data import steps_per_epoch
+from parley.data.partition import partition
 from parley.errors import BadValue, unknown_name
 from parley.experiment import VARIANTS, Experiment
+from parley.graphs import parse as parse_graph
 
 METHODS = {
     "dpsgd": "D-PSGD",
@@ -30,6 +35,8 @@ SAMPLES = {
     "ag_news": 120_000,
 }
 """Training samples of the whole datasets."""
+CLASSES = {"cifar100": 100, "ag_news": 4}
+"""10 for the others."""
 WITH_EVONORM = frozenset({"cnn5", "vgg11", "resnet20", "mobilenetv2", "resnet18"})
 CHOICES = {
     "gradient": "gradient_at",
@@ -132,8 +139,14 @@ class Preset:
     @property
     def steps_per_epoch(self) -> int:
         """On the full dataset, including the last short batch."""
-        largest = math.ceil(SAMPLES[self.data] / self.agents)
-        return steps_per_epoch([largest], self.batch)
+        return steps_per_epoch([self.largest_part], self.batch)
+
+    @property
+    def largest_part(self) -> int:
+        """Samples of the agent that has most; of seed 0, if that matters."""
+        if not self.partition.startswith("dirichlet:"):
+            return math.ceil(SAMPLES[self.data] / self.agents)
+        return _largest_part(self.partition, self.data, self.graph("as-run"), self.agents)
 
     def experiment(
         self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
@@ -283,3 +296,14 @@ def evaluate_every(epochs: int) -> int:
     [1, 1, 2, 5]
     """
     return max(1, min(EVALUATE_EVERY, epochs // FEWEST_RECORDS))
+
+
+def classes(data: str) -> int:
+    """The number of classes of a dataset."""
+    return CLASSES.get(data, 10)
+
+
+@cache
+def _largest_part(spec: str, data: str, graph: str, agents: int) -> int:
+    labels = np.arange(SAMPLES[data]) % classes(data)  # as many of each class
+    return max(map(len, partition(spec, labels, parse_graph(graph, agents), 0).indices))

@@ -19,6 +19,7 @@ from parley.reproduce.collect import (
 )
 from parley.reproduce.preset import METHODS
 from parley.reproduce.presets import TABLES
+from parley.results.paired import FEWEST
 from parley.results.table import Table, mean_and_spread
 
 BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"
@@ -146,7 +147,8 @@ def order_claims(results: Sequence[PresetResult]) -> list[str]:
         lines.append(
             f"- {group}: of {len(pairs)} pairs of methods, {signs.count(1)} are in the paper's "
             f"order, {signs.count(-1)} the other way round, {signs.count(0)} inconclusive; "
-            f"corrected for the number of pairs (Holm), {of_paper} and {reversed_} remain"
+            f"with at least {FEWEST} seeds and corrected for the number of pairs (Holm), "
+            f"{of_paper} and {reversed_} remain"
         )
     return lines
 

@@ -20,7 +20,7 @@ import torch
 
 from parley import models
 from parley.reproduce import costs
-from parley.reproduce.preset import METHODS, Preset
+from parley.reproduce.preset import METHODS, Preset, classes
 from parley.reproduce.presets import presets, read_csv
 from parley.training.events import EpochDone
 from parley.training.run import Run
@@ -46,7 +46,7 @@ def parameters(model: str, data: str) -> int:
     61706
     """
     with torch.device("meta"):  # shapes without memory
-        network = models.build(model, costs.input_shape(data), costs.classes(data))
+        network = models.build(model, costs.input_shape(data), classes(data))
     return sum(p.numel() for p in network.parameters())
 
 

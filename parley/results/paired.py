@@ -22,8 +22,10 @@ from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 FEWEST = 3
-"""Seeds that two methods have to have in common for a test: two seeds, of which the others may have
-diverged, are too few to estimate a spread."""
+"""Seeds that two methods must share to be tested; two are too few to estimate a spread."""
+SAME = 1e-9
+"""Differences that spread no further than this, relative to their mean, are the same but for
+rounding: they do not show how far they would spread."""
 
 
 class Difference(NamedTuple):
@@ -49,7 +51,7 @@ class Difference(NamedTuple):
     @property
     def sign(self) -> int:
         """1 or -1 if the interval excludes 0, otherwise 0: nothing may be claimed."""
-        if self.half is None or abs(self.mean) <= self.half:
+        if self.half is None or abs(self.mean) <= self.half or self.half <= SAME * abs(self.mean):
             return 0
         return 1 if self.mean > 0 else -1
 
@@ -79,15 +81,13 @@ def significant(
     """The pairs of methods whose difference may be claimed, surest first; higher values are better.
 
     Paired t-tests over the seeds that both methods have, with Holm's correction over all pairs.
-    Methods with the same values, which do the same thing, are one method: the first of them.
 
     >>> runs = {"a": {0: 1.0, 1: 2.0, 2: 3.0}, "b": {0: 5.0, 1: 6.1, 2: 7.0}, "c": {0: 0.0, 1: 7.0}}
-    >>> [(pair.winner, pair.loser) for pair in significant(runs | {"d": runs["a"]})]
+    >>> [(pair.winner, pair.loser) for pair in significant(runs)]
     [('b', 'a')]
     """
     tested = []
-    different = {tuple(of.items()): name for name, of in reversed(by_seed.items())}
-    for first, second in itertools.combinations(reversed(different.values()), 2):
+    for first, second in itertools.combinations(by_seed, 2):
         differences = _differences(by_seed[first], by_seed[second])
         if len(differences) >= FEWEST:
             higher = (second, first) if statistics.fmean(differences) > 0 else (first, second)
@@ -100,13 +100,13 @@ def significant(
 def p_value(differences: Sequence[float]) -> float:
     """Two-sided, of the t-test that the mean of the differences is 0.
 
-    Differences that are all the same, but for rounding, do not show how far they spread: 1.
+    1 for differences that are all the same.
 
     >>> round(p_value([1.0, 2.0, 3.0]), 4), p_value([85.34 - 76.62, 85.32 - 76.60, 8.72])
     (0.0742, 1.0)
     """
     n, mean, spread = len(differences), statistics.fmean(differences), statistics.stdev(differences)
-    if spread <= 1e-9 * abs(mean):
+    if spread <= SAME * abs(mean):
         return 1.0
     return float(2 * stdtr(n - 1, -abs(mean) * math.sqrt(n) / spread))
 

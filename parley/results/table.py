@@ -56,9 +56,9 @@ class Table:
             if cell:
                 who.setdefault(cell, []).append(name)
         said = "; ".join(f"{cell} ({', '.join(names)})" for cell, names in who.items())
-        line = f"{self.headings[-1]}: {said}"
+        lines = [f"{self.headings[-1]}: {said}"] if said else []
         rows = [row[:-1] for row in self.rows]
-        notes = f"{line}\n{self.notes}" if self.notes else line
+        notes = "\n".join([*lines, *filter(None, [self.notes])])
         made = replace(self, headings=self.headings[:-1], rows=rows, notes=notes)
         return replace(made, extra=self.extra - 1)
 

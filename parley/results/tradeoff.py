@@ -20,7 +20,7 @@ SAME = 1.1
 
 
 FAR = 3.0
-"""Distances between the quartiles."""
+"""A gain this many interquartile ranges below the lower quartile is told in words instead."""
 HALO = withStroke(linewidth=2.5, foreground="white")
 """Keeps names readable where they cross bars and lines."""
 MARKER = 4.0
@@ -78,9 +78,13 @@ def tradeoff_picture(
             axes.set_xlabel(cost)
         row[0].set_ylabel(gain)
         if outside := [f"{p.name} ({p.gain:.1f})" for p in points if p.gain < lowest]:
-            note = f"below: {', '.join(outside)}"
-            row[0].text(0.02, 0.02, note, transform=row[0].transAxes, fontsize=8, color=GREY)
+            note = row[0].text(
+                0.02, 0.02, "below: " + ",\n".join(outside), transform=row[0].transAxes,
+                fontsize=8, color=GREY,
+            )  # fmt: skip
+            note.set_in_layout(False)
     figure.draw_without_rendering()  # now it is known where names are
+    figure.set_layout_engine("none")  # and nothing else moves any more
     for of_panel in names:
         _keep_apart(of_panel)
     return save(figure, out)
@@ -95,7 +99,7 @@ def _lowest(points: Sequence[Point]) -> float:
     if len(points) < 4:
         return -inf
     low, _, high = quantiles([point.gain for point in points], method="inclusive")
-    return low - FAR * (high - low)
+    return low - FAR * max(high - low, 1.0)
 
 
 def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
@@ -135,14 +139,17 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
 
 
 def _keep_apart(names: Sequence[Annotation]) -> None:
-    """Moves names up that would cover others, or points that have a name."""
+    """Moves up names that would cover other names or named points."""
     places = [name.axes.transData.transform(name.xy) for name in names if name.axes]
     placed = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in places]
     for name in sorted(names, key=lambda n: _box(n).y0):
-        while any(_box(name).overlaps(other) for other in placed):
+        box = _box(name)
+        while blocking := [other for other in placed if box.overlaps(other)]:
+            pixels = max(other.y1 for other in blocking) + 1 - box.y0
             x, y = name.get_position()
-            name.set_position((x, y + 2))
-        placed.append(_box(name))
+            name.set_position((x, y + 72 * pixels / name.figure.dpi))
+            box = box.translated(0, pixels)
+        placed.append(box)
 
 
 def _box(name: Annotation) -> Bbox:

@@ -39,3 +39,5 @@ def test_steps_use_the_same_pages_again() -> None:
     assert faults("kept") < faults("as it is") / 10
     # Who asks the C library for something else gets that.
     assert faults("kept", **GIVES_BACK) > 10 * faults("kept")
+    tuned = "glibc.malloc.trim_threshold=65536:glibc.malloc.mmap_threshold=65536"
+    assert faults("kept", GLIBC_TUNABLES=tuned) > 10 * faults("kept")

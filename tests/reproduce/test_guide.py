@@ -80,23 +80,46 @@ def test_other_methods_are_added_and_those_that_are_not_named_stay(
     ("methods", "budget", "said"),
     [
         ("dpsgd,nosuch", LITTLE, "algorithm: 'nosuch' is not valid"),
+        ("dpsgd,dpsgd", LITTLE, "methods: 'D-PSGD' is not valid .it is given twice"),
+        ("ngc:alpha=0,ngc:alpha=0.0", LITTLE, "it is given twice"),
+        ("dpsgd,ngc:lr=0.05", LITTLE, "methods: 'ngc' is not valid .ngc has lr, which is tuned"),
+        ("dpsgd:epochs=3", LITTLE, "dpsgd has epochs, which is tuned or the same for all"),
         ("dpsgd", replace(LITTLE, fraction=0), "fraction: 0"),
         ("dpsgd", replace(LITTLE, test_fraction=2), "test_fraction: 2"),
-        ("dpsgd", replace(LITTLE, epochs=3), r"out: .* \(ring.jsonl has runs with epochs 2\)"),
+        ("qgm", replace(LITTLE, epochs=3), "ring.jsonl has runs with epochs 2"),
+        ("qgm", replace(LITTLE, trials=3), "ring.jsonl has runs with trials 2"),
+        ("qgm", replace(LITTLE, trial_epochs=2), "ring.jsonl has runs with trial_epochs 1"),
+        ("qgm", replace(LITTLE, test_fraction=0.5), "has runs with test_fraction 1.0"),
+        ("ngc", replace(LITTLE, seeds=1), "has runs with seed 1 of NGC"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs_and_changes_nothing(
     results: Path, tmp_path: Path, methods: str, budget: Budget, said: str
 ) -> None:
-    out = tmp_path / "copy"
-    out.mkdir()
-    shutil.copy(results / "ring.jsonl", out)
-    if "out" not in said:
-        (out / "ring.jsonl").unlink()
+    shutil.copy(results / "ring.jsonl", tmp_path)
     with pytest.raises(BadValue, match=said):
-        list(guide.run([SMALL], methods, budget, 1, out))
-    kept = [results / "ring.jsonl"] if "out" in said else []
-    assert [path.read_text() for path in out.iterdir()] == [path.read_text() for path in kept]
+        list(guide.run([SMALL], methods, budget, 1, tmp_path))
+    [kept] = tmp_path.iterdir()
+    assert kept.read_text() == (results / "ring.jsonl").read_text()
+
+
+def test_damaged_records_are_named_and_left_alone(results: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ring.jsonl"
+    path.write_text((results / "ring.jsonl").read_text()[:-20])
+    lines = len((results / "ring.jsonl").read_text().splitlines())
+    with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line {lines}"):
+        list(guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path))
+
+
+def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(
+    results: Path, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in (results / "ring.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["trial_epochs"]
+    (tmp_path / "ring.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(BadValue, match="has runs with trial_epochs 5"):
+        list(guide.run([SMALL], "qgm", LITTLE, 1, tmp_path))
 
 
 def test_names_and_figures_fit_a_terminal_of_80_columns(results: Path) -> None:
@@ -161,7 +184,7 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
     }  # fmt: skip
     page = guide.markdown(tmp_path)
     assert "Diverged at the settings that won: D-PSGD (1 of 2 seeds)." in page
-    assert "2 epochs, 2 seeds; trials of 1 epochs." in page
+    assert "2 epochs, 2 seeds; trials of 1 epoch." in page
 
 
 def test_a_method_that_diverges_in_every_trial_is_told(

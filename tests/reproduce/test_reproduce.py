@@ -448,7 +448,8 @@ def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
     ]
     assert report.order_claims(results) == [
         "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods, 4 are in the paper's order, 1 the "
-        "other way round, 1 inconclusive; corrected for the number of pairs (Holm), 4 and 1 remain"
+        "other way round, 1 inconclusive; with at least 3 seeds and corrected for the number of "
+        "pairs (Holm), 4 and 1 remain"
     ]
     assert report.order_rows(results_of("cga", as_run=[80.0])) == []
 
