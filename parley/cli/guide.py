@@ -10,6 +10,7 @@ from parley.cli.options import DataRoot, Json, Parallel, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
+from parley.reproduce import findings
 from parley.reproduce import guide as study
 from parley.reproduce.report import write_markdown
 from parley.watch.log import console
@@ -97,16 +98,16 @@ def guide(
             where = ", ".join(setting.name for setting in chosen)
             raise BadValue("methods", methods, "methods that can be used in this setting", where)
     files = [markdown or out / "guide.md", picture or out / "guide.png"]
-    write_markdown(files[0], study.markdown(out))
-    study.picture(out, files[1])
+    write_markdown(files[0], findings.markdown(out))
+    findings.picture(out, files[1])
     if json_:
         print(json.dumps({"out": str(out), "files": [str(path) for path in files]}))
         return
     for setting in chosen:
         if (out / f"{setting.name}.jsonl").exists():
-            found = study.read(out / f"{setting.name}.jsonl")
+            found = findings.read(out / f"{setting.name}.jsonl")
             screen.print(setting.title, highlight=False)
-            screen.print(study.table(found).terminal(screen.width))
+            screen.print(findings.table(found).terminal(screen.width))
     screen.print(f"written to {files[0]} and {files[1]}", highlight=False, soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from parley.cli import reproduce as cli
 from parley.errors import BadValue
-from parley.reproduce import guide
+from parley.reproduce import findings, guide
 from parley.reproduce.guide import Budget, Setting
 from parley.sweep import compare
 from parley.sweep.compare import parse_algorithms
@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_seed_runs_at_the_rate_that_won(results: Path) -> None:
-    found = guide.read(results / "ring.jsonl")
+    found = findings.read(results / "ring.jsonl")
     assert set(found) == {"D-PSGD", "NGC", "RelaySGD"}
     for of in found.values():
         assert list(of.by_seed) == [0, 1]
@@ -62,7 +62,7 @@ def test_other_methods_are_added_and_those_that_are_not_named_stay(
     before = (out / "ring.jsonl").read_text()
     list(guide.run([SMALL], "dpsgd:momentum=0", LITTLE, 1, out))
     assert (out / "ring.jsonl").read_text().startswith(before)
-    found = guide.read(out / "ring.jsonl")
+    found = findings.read(out / "ring.jsonl")
     assert set(found) == {"D-PSGD", "NGC", "RelaySGD", "D-PSGD momentum=0"}
     assert found["D-PSGD momentum=0"].about["momentum"] == "none"
     trials = [json.loads(line) for line in (out / "ring-trials.jsonl").read_text().splitlines()]
@@ -124,18 +124,18 @@ def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(
 
 def test_names_and_figures_fit_a_terminal_of_80_columns(results: Path) -> None:
     screen = Console(width=80, file=io.StringIO())
-    found = guide.read(results / "ring.jsonl")
-    screen.print(guide.table(found).terminal(80))
+    found = findings.read(results / "ring.jsonl")
+    screen.print(findings.table(found).terminal(80))
     assert isinstance(screen.file, io.StringIO)
     lines = screen.file.getvalue().splitlines()
-    for label, *cells in guide.table(found).rows:
+    for label, *cells in findings.table(found).rows:
         assert label in " ".join(lines)
         [line] = [line for line in lines if line.split()[:2] == [label, cells[0].split()[0]]]
         assert all(cell in line for cell in cells[:6])
 
 
 def test_the_table_is_made_from_the_records(results: Path) -> None:
-    found = guide.read(results / "ring.jsonl")
+    found = findings.read(results / "ring.jsonl")
     means = [
         statistics.fmean(
             100 * records[-1]["accuracy_mean_model"] for records in of.by_seed.values()
@@ -143,10 +143,10 @@ def test_the_table_is_made_from_the_records(results: Path) -> None:
         for of in found.values()
     ]
     assert means == sorted(means, reverse=True), "best first"
-    shown = guide.table(found)
+    shown = findings.table(found)
     assert [row[0] for row in shown.rows] == list(found)
     assert shown.rows[0][1].startswith(f"{means[0]:.1f} ± ")
-    assert "| NGC |" in guide.markdown(results)
+    assert "| NGC |" in findings.markdown(results)
 
 
 def test_the_page_and_the_picture_go_where_they_are_asked_for(
@@ -156,7 +156,7 @@ def test_the_page_and_the_picture_go_where_they_are_asked_for(
     asked = ["guide", "--report", "--out", str(results), "--markdown", str(page)]
     done = CliRunner().invoke(cli.app, [*asked, "--picture", str(picture)])
     assert done.exit_code == 0, done.output
-    assert guide.markdown(results).strip() in page.read_text()
+    assert findings.markdown(results).strip() in page.read_text()
     assert picture.stat().st_size > 10_000
 
 
@@ -178,11 +178,11 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
     kept = [json.loads(line) for line in (results / "ring.jsonl").read_text().splitlines()]
     kept = [line for line in kept if (line["label"], line["seed"]) != ("D-PSGD", 1)]
     (tmp_path / "ring.jsonl").write_text("\n".join(map(json.dumps, [*kept, lost[1]])))
-    found = guide.read(tmp_path / "ring.jsonl")
+    found = findings.read(tmp_path / "ring.jsonl")
     assert {label: of.seeds for label, of in found.items()} == {
         "D-PSGD": "1 of 2", "NGC": "2", "RelaySGD": "2",
     }  # fmt: skip
-    page = guide.markdown(tmp_path)
+    page = findings.markdown(tmp_path)
     assert "Diverged at the settings that won: D-PSGD (1 of 2 seeds)." in page
     assert "2 epochs, 2 seeds; trials of 1 epoch." in page
 
@@ -193,8 +193,8 @@ def test_a_method_that_diverges_in_every_trial_is_told(
     monkeypatch.setattr(guide.tune, "winners", lambda trials: {})
     [(_, outcome)] = guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path)
     assert outcome.diverged
-    assert guide.read(tmp_path / "ring.jsonl") == {}
-    assert guide._lost(tmp_path / "ring.jsonl") == "Diverged in every trial: D-PSGD.\n"
+    assert findings.read(tmp_path / "ring.jsonl") == {}
+    assert findings._lost(tmp_path / "ring.jsonl") == "Diverged in every trial: D-PSGD.\n"
 
 
 def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_path: Path) -> None:
