@@ -104,10 +104,8 @@ def guide(
         print(json.dumps({"out": str(out), "files": [str(path) for path in files]}))
         return
     for setting in chosen:
-        if (out / f"{setting.name}.jsonl").exists():
-            found = findings.read(out / f"{setting.name}.jsonl")
-            screen.print(setting.title, highlight=False)
-            screen.print(findings.table(found).terminal(screen.width))
+        for part in findings.terminal(out, setting, screen.width):
+            screen.print(part, highlight=False)
     screen.print(f"written to {files[0]} and {files[1]}", highlight=False, soft_wrap=True)
 
 

@@ -239,12 +239,13 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
 def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> None:
     reduced = any(row["reduced"] for row in rows)
     of_data = f", {100 * order.fraction:g} % of the data" if order.fraction else ""
-    lines = []
+    groups: dict[str, list[list[str]]] = {}
     for row in rows:
         whole = presets()[row["name"]].epochs
-        lines.append(
+        group, _, method = row["name"].rpartition("/")
+        groups.setdefault(group, []).append(
             [
-                row["name"],
+                method,
                 str(whole) if row["epochs"] == whole else f"{row['epochs']}/{whole}",
                 f"{row['gradients'] / 1e6:,.1f}",
                 costs.duration(row["hours"]),
@@ -252,9 +253,10 @@ def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> No
                 f"{row['done']}/{order.seeds}",
             ]
         )
-    headings = ["name", "epochs", "million\ngradients", "one core", "paper", "done"]
-    title = f"reduced{of_data}" if reduced else ""
-    screen.print(Table(headings, lines, title=title).terminal())
+    headings = ["", "epochs", "million\ngradients", "one core", "paper", "done"]
+    words = f", reduced{of_data}" if reduced else ""
+    for group, lines in groups.items():
+        screen.print(Table(headings, lines, title=f"{group}/{words}").terminal())
     left = [(order.seeds - row["done"], row["hours"]) for row in rows]
     runs = sum(seeds for seeds, _ in left)
     if not runs:

@@ -102,10 +102,10 @@ def read_experiment(folder: Path) -> Experiment:
         ) from None
 
 
-def version_of(folder: Path) -> str | None:
-    """The version of Parley that started a run, if known."""
+def version_of(folder: Path, what: str = "parley") -> str | None:
+    """The version of Parley (or its commit) that started a run, if known."""
     try:
-        return str(parse_json(read_text(folder / ENVIRONMENT))["parley"])
+        return str(parse_json(read_text(folder / ENVIRONMENT))[what])
     except (Unreadable, KeyError, TypeError):
         return None
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from parley.errors import BadValue
 from parley.reproduce.guide import SETTINGS, TRIAL_EPOCHS_BEFORE, Setting, read_lines
-from parley.results.paired import Better, significant
+from parley.results.paired import Better, half_width, significant
 from parley.results.table import Table, mean_and_spread
 from parley.results.tradeoff import Point, tradeoff_picture
 from parley.training.record import Record, sent_megabytes
 
 WITH_A_SERVER = ("fedavg", "central")
 """Shown for reference."""
+CHANCE = 11.0
+"""Accuracy, in percent, up to which nothing has been learnt of ten classes."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def has_server(of: Found) -> bool:
 
 
 def table(found: Mapping[str, Found]) -> Table:
-    """One line per method, best first."""
+    """One line per method, best first, with 95 % intervals over the seeds."""
     worse: dict[str, int] = {}
     for pair in better(found):
         worse[pair.winner] = worse.get(pair.winner, 0) + 1
@@ -115,11 +117,7 @@ def table(found: Mapping[str, Found]) -> Table:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return mean_and_spread(fmean(values), _deviation(values), ".1f")
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
+    return mean_and_spread(fmean(values), half_width(values), ".1f")
 
 
 def better(found: Mapping[str, Found]) -> list[Better]:
@@ -134,16 +132,30 @@ def better(found: Mapping[str, Found]) -> list[Better]:
 
 def markdown(out: Path) -> str:
     """A table and what may be claimed for each setting with finished runs."""
-    sections = []
+    sections = [
+        "±: a 95 % interval over the seeds (Student's t). *Better than*: how many methods it is "
+        "significantly better than. Costs are those of one agent.",
+        "",
+    ]
     for setting, found in _every(out):
         sections += [f"### {setting.title}", "", _about(setting, found), ""]
-        sections += [
-            table(found).markdown(),
-            _lost(out / f"{setting.name}.jsonl"),
-            _claims(found),
-            "",
-        ]
+        sections += [table(found).markdown(), *_remarks(out, setting, found)]
     return "\n".join(sections)
+
+
+def _remarks(out: Path, setting: Setting, found: Mapping[str, Found]) -> list[str]:
+    """What to know beside the table, each followed by an empty line."""
+    remarks = [*_lost(out / f"{setting.name}.jsonl"), *_at_the_edge(out, setting), _claims(found)]
+    return [line for remark in remarks for line in (remark, "")]
+
+
+def terminal(out: Path, setting: Setting, width: int) -> list[Any]:
+    """The same for a terminal of this width; nothing if the setting has no finished runs."""
+    path = out / f"{setting.name}.jsonl"
+    if not path.exists():
+        return []
+    found = read(path)
+    return [setting.title, table(found).terminal(width), *_remarks(out, setting, found)]
 
 
 def picture(out: Path, path: Path) -> Path:
@@ -157,7 +169,7 @@ def picture(out: Path, path: Path) -> Path:
                     nan if has_server(of) else fmean(of.last(_milliseconds)),
                 ),
                 fmean(of.last(_accuracy)),
-                _deviation(of.last(_accuracy)),
+                stdev(of.last(_accuracy)) if len(of.by_seed) > 1 else None,
                 compared=not has_server(of),
                 diverged=of.diverged > 0,
             )
@@ -166,7 +178,8 @@ def picture(out: Path, path: Path) -> Path:
         for setting, found in _every(out)
     }
     costs = ("kB sent by an agent in a step", "milliseconds of a step on the simulated network")
-    return tradeoff_picture(points, costs, "test accuracy of the averaged model, %", path)
+    gain = "test accuracy of the averaged model, %"
+    return tradeoff_picture(points, costs, gain, path, floor=CHANCE)
 
 
 def _every(out: Path) -> list[tuple[Setting, dict[str, Found]]]:
@@ -195,7 +208,7 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _lost(path: Path) -> str:
+def _lost(path: Path) -> list[str]:
     """Which methods diverged, and with how many of their seeds."""
     never, some = [], []
     for label, by_seed in diverged_by_seed(read_lines(path)).items():
@@ -203,15 +216,38 @@ def _lost(path: Path) -> str:
             never.append(label)
         elif lost := sum(by_seed.values()):
             some.append(f"{label} ({lost} of {len(by_seed)} seeds)")
-    said = [
-        f"{what}: {', '.join(of)}.\n"
+    return [
+        f"{what}: {', '.join(of)}."
         for what, of in (
             ("Diverged at the settings that won", some),
             ("Diverged in every trial", never),
         )
         if of
     ]
-    return "\n".join(said)
+
+
+def _at_the_edge(out: Path, setting: Setting) -> list[str]:
+    """Methods for which a rate beyond those that were tried may be better still."""
+    path = out / f"{setting.name}-trials.jsonl"
+    tried: dict[str, list[Mapping[str, Any]]] = {}
+    for trial in read_lines(path) if path.exists() else ():
+        tried.setdefault(trial["label"], []).append(trial)
+    lowest, highest = [], []
+    for label, trials in tried.items():
+        rates = [trial["lr"] for trial in trials]
+        won = max(trials, key=lambda trial: trial.get("accuracy_held_out", -1.0))
+        if "accuracy_held_out" in won and len(rates) > 1:
+            lowest += [label] * (won["lr"] == min(rates))
+            highest += [label] * (won["lr"] == max(rates))
+    return [
+        f"The {which} rate that was tried won for {', '.join(labels)}: a {beyond} one may be "
+        "better still."
+        for which, beyond, labels in (
+            ("lowest", "lower", lowest),
+            ("highest", "higher", highest),
+        )
+        if labels
+    ]
 
 
 def _claims(found: Mapping[str, Found]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from parley.errors import BadValue, unknown_name
 from parley.experiment import Experiment
 from parley.files import write_atomically
+from parley.reproduce.campaign import version_of
 from parley.store.folder import RunFolder
 from parley.sweep import compare, field, tune
 from parley.sweep.compare import Method, parse_algorithms, slug
@@ -26,13 +27,13 @@ from parley.training.record import value
 MOMENTUM = 0.9
 """Of every method that has it."""
 LINKS = "delay=0.01,bandwidth=100M"
-"""The simulated network: 10 ms one way, 100 Mbit/s for each agent."""
+"""The simulated network: 10 ms one way, 100 Mbit/s on each link."""
 RATES = {"sgd": (0.01, 1.0), "momentum": (0.003, 0.3), "adaptive": (0.0003, 0.03)}
 """Learning rates that are tried. Momentum multiplies a step by up to 1 / (1 - 0.9), and adaptive
 rules divide it by the size of the gradient, so one range for all would favour some."""
 METHODS = (
     "dpsgd,dpsgd:momentum=0,ngc,ngc:alpha=0,compngc,compngc:variant=as-run,cga,cga:variant=as-run,"
-    "compcga,compcga:variant=as-run,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,gut:momentum=0,tracking,"
+    "compcga,compcga:variant=as-run,compngc:gamma=0.1,compcga:gamma=0.1,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,gut:momentum=0,tracking,"
     "momentum-tracking,relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
     "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
     "skewscout,fedavg,central"
@@ -128,10 +129,25 @@ def label_of(method: Method, made: Experiment) -> str:
     >>> [method] = parse_algorithms("ngc:alpha=0")
     >>> label_of(method, method.experiment({}))
     'NGC α=0'
+    >>> [method] = parse_algorithms("compngc:gamma=0.1")
+    >>> label_of(method, method.experiment({}))
+    'CompNGC γ=0.1'
     """
     label = made.algorithm.label
     said = {"alpha"} if "α=" in label else set()
-    return " ".join([label, *(f"{k}={v}" for k, v in method.settings.items() if k not in said)])
+    short = {"gamma": "γ"}
+    given = (f"{short.get(k, k)}={v}" for k, v in method.settings.items() if k not in said)
+    return " ".join([label, *given])
+
+
+def key_of(method: Method) -> str:
+    """The method's name with all of its settings: a γ that is given is not tuned.
+
+    >>> [method] = parse_algorithms("compngc:gamma=0.1")
+    >>> key_of(method)
+    'compngc:gamma=0.1'
+    """
+    return ":".join([method.name, *(f"{k}={v}" for k, v in sorted(method.settings.items()))])
 
 
 def rates(made: Experiment) -> tuple[float, float]:
@@ -172,10 +188,10 @@ def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> Non
     """Refuses settings that are not the methods' own, and methods that cannot be told apart."""
     seen: set[str] = set()
     for method, asked in zip(methods, made, strict=True):
-        common = {*Experiment.model_fields, *compare.TUNABLE} - {"variant"}
+        common = Experiment.model_fields.keys() - {"variant"}
         if others := sorted(common & method.settings.keys()):
             why = f"{method.name} has {', '.join(others)}, which is tuned or the same for all"
-            raise BadValue("methods", method.key, "settings of the algorithm itself", why)
+            raise BadValue("methods", key_of(method), "settings of the algorithm itself", why)
         if (label := label_of(method, asked)) in seen:
             raise BadValue("methods", label, "each method once", "it is given twice")
         seen.add(label)
@@ -183,7 +199,7 @@ def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> Non
 
 def _check_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> None:
     """Refuses to add to records of other experiments, and to replace more seeds by fewer."""
-    path, keys = out / f"{setting.name}.jsonl", {method.key for method in methods}
+    path, keys = out / f"{setting.name}.jsonl", {key_of(method) for method in methods}
     for line in read_lines(path) if path.exists() else ():
         known = {"trial_epochs": TRIAL_EPOCHS_BEFORE} | line
         differing = [
@@ -205,21 +221,21 @@ def run_method(
     try:
         asked = field.fitting(experiment(setting, method, budget))
     except BadValue as error:
-        return Outcome(method.key, refusal=str(error))
-    place = out / slug(method.key)
+        return Outcome(key_of(method), refusal=str(error))
+    place = out / slug(key_of(method))
     trials = _trials(asked, method, budget, place)
     tune.tune(trials, parallel, place / "trials", resume=True)
     [best] = tune.winners(trials).values() or [{}]
     if not best:
-        return Outcome(method.key, diverged=True)
-    runs = _runs(asked, best[method.key], budget, place)
+        return Outcome(key_of(method), diverged=True)
+    runs = _runs(asked, best[key_of(method)], budget, place)
     compare.compare(runs, parallel, place / "runs", resume=True)
-    return Outcome(method.key, diverged=any(job.failure for job in runs))
+    return Outcome(key_of(method), diverged=any(job.failure for job in runs))
 
 
 def _trials(asked: Experiment, method: Method, budget: Budget, place: Path) -> list[tune.Trial]:
     short = asked.replace(epochs=budget.trial_epochs)
-    keys = [method.key]
+    keys = [key_of(method)]
     return tune.plan([short], budget.trials, place / "trials", rates(asked), keys)
 
 
@@ -235,11 +251,11 @@ def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -
         asked = field.fitting(experiment(setting, method, budget))
     except BadValue:
         return
-    place = out / setting.name / slug(method.key)
+    place = out / setting.name / slug(key_of(method))
     trials = _trials(asked, method, budget, place)
     if not all(trial.job.is_done for trial in trials):
         return
-    about: dict[str, Any] = {"method": method.key, "label": label_of(method, asked)}
+    about: dict[str, Any] = {"method": key_of(method), "label": label_of(method, asked)}
     tried = [
         about
         | {"trial": trial.number, "seed": trial.job.experiment.seed, **trial.settings}
@@ -255,7 +271,7 @@ def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -
     if not found:  # every trial has diverged
         lines.append(about | {"seed": None, "diverged": True})
     for best in found:
-        for job in _runs(asked, best[method.key], budget, place):
+        for job in _runs(asked, best[key_of(method)], budget, place):
             if job.is_done:
                 lines += _lines(about, job)
     _replace_lines(out / f"{setting.name}.jsonl", method, lines)
@@ -263,7 +279,7 @@ def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -
 
 def _replace_lines(path: Path, method: Method, lines: Sequence[Mapping[str, Any]]) -> None:
     kept = read_lines(path) if path.exists() else []
-    kept = [line for line in kept if line["method"] != method.key]
+    kept = [line for line in kept if line["method"] != key_of(method)]
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
 
 
@@ -273,6 +289,7 @@ def _lines(of_method: Mapping[str, Any], job: Any) -> Iterator[dict[str, Any]]:
     about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}
     about |= {"momentum": made.algorithm.momentum_label, "diverged": job.failure is not None}
     about |= {"epochs": made.epochs, "fraction": made.fraction}
+    about |= {"commit": version_of(job.out, "commit")}
     records = RunFolder(job.out).records()
     for record in records:
         yield about | {

@@ -1,5 +1,6 @@
 """Pictures of a reproduction: ours next to the paper's, curves, and the paper's figures."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,10 +15,14 @@ from parley.reproduce.collect import (
     title_of,
     with_variant,
 )
+from parley.reproduce.preset import LABELS
 from parley.reproduce.presets import TABLES, Figure, figures
 from parley.results.curves import Description, Seeds, curves_picture, draw_lines, series_of
 from parley.results.group import curve, field_of
 from parley.results.style import INK, LINES, plain_axes, save
+
+SLOTS = {label: slot for slot, label in enumerate(LABELS.values())}
+"""A method has the same colour in every picture."""
 
 
 def draw_all(found: Found, folder: Path) -> dict[str, Path]:
@@ -38,8 +43,8 @@ def draw_all(found: Found, folder: Path) -> dict[str, Path]:
             for title, lines in _forms(members):
                 stem = re.sub(r"[^A-Za-z0-9._]+", "-", f"{group}{title}")
                 if any(len(records) > 1 for seeds in lines.values() for records in seeds):
-                    path = curves_picture(lines, folder / f"{stem}.png")
-                    made[f"{table}/{group}{title}"] = path
+                    path = curves_picture(lines, folder / f"{stem}.png", SLOTS)
+                    made[f"{table}/curves of {group}{title}"] = path
     for figure in figures().values():
         path = folder / f"{figure.name.replace('/', '-')}.png"
         if draw_figure(figure, found.results, path):
@@ -62,38 +67,50 @@ def _forms(members: Sequence[PresetResult]) -> Iterator[tuple[str, dict[str, See
     forms: dict[str, dict[str, Seeds]] = {}
     for result in members:
         if result.runs:
-            label = result.preset.label + (" (reduced)" if result.mark else "")
-            forms.setdefault(title_of(result), {})[label] = list(result.runs.values())
+            runs = list(result.runs.values())
+            forms.setdefault(title_of(result), {})[result.preset.label] = runs
     yield from forms.items()
 
 
 def beside_paper(results: Sequence[PresetResult], path: Path) -> Path:
-    """Our accuracies and the paper's, one row per cell; hollow markers are reduced runs."""
-    canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(results)), layout="constrained")
+    """Our accuracies and the paper's, one row per cell below the name of its group; hollow markers
+    are reduced runs."""
+    rows: list[PresetResult | str] = []
+    for group, members in itertools.groupby(results, key=lambda r: r.preset.group):
+        rows += [group, *members]
+    canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(rows)), layout="constrained")
     axes = canvas.subplots()
-    for row, result in enumerate(results):
+    for row, result in enumerate(rows):
+        if isinstance(result, str):
+            continue
         paper = result.preset.paper
         assert paper is not None
         axes.errorbar(
-            paper.accuracy, row - 0.24, xerr=paper.std, fmt="D", ms=4, color=INK,
-            label="paper" if row == 0 else None,
+            paper.accuracy, row - 0.3, xerr=paper.std, fmt="D", ms=4, color=INK,
+            label="paper" if row == 1 else None,
         )  # fmt: skip
         for number, (name, words) in enumerate(ACCURACIES.items()):
             colour = LINES[number]
             axes.errorbar(
-                result.mean(name), row + 0.16 * number, xerr=result.std(name) or 0.0, fmt="o", ms=5,
-                color=colour, mfc="white" if result.mark else colour,
-                label=words if row == 0 else None,
+                result.mean(name), row - 0.1 + 0.2 * number, xerr=result.std(name) or 0.0, fmt="o",
+                ms=5, color=colour, mfc="white" if result.mark else colour,
+                label=words if row == 1 else None,
             )  # fmt: skip
-    names = [
-        with_variant(r.preset.name, r) + (f"\nreduced: {r.mark}" if r.mark else "") for r in results
-    ]
-    axes.set_yticks(range(len(results)), names, fontsize=8)
-    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.set_yticks(range(len(rows)), map(_row_name, rows), fontsize=8)
+    for tick, shown in zip(axes.get_yticklabels(), rows, strict=True):
+        tick.set_fontweight("bold" if isinstance(shown, str) else "normal")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("test accuracy, %")
     plain_axes(axes)
     canvas.legend(loc="outside upper center", ncols=4, frameon=False)
     return save(canvas, path)
+
+
+def _row_name(row: PresetResult | str) -> str:
+    if isinstance(row, str):
+        return row
+    reduced = f"\nreduced: {row.mark}" if row.mark else ""
+    return with_variant(row.preset.label, row) + reduced
 
 
 def draw_figure(figure: Figure, results: Sequence[PresetResult], path: Path) -> Path | None:

@@ -35,6 +35,15 @@ SAMPLES = {
     "ag_news": 120_000,
 }
 """Training samples of the whole datasets."""
+DATASETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "fashion_mnist": "Fashion-MNIST",
+    "imagenette": "Imagenette at 32 pixels",
+    "imagenette-224": "Imagenette at 224 pixels",
+    "ag_news": "AG News",
+}
+"""What they are called."""
 CLASSES = {"cifar100": 100, "ag_news": 4}
 """10 for the others."""
 WITH_EVONORM = frozenset({"cnn5", "vgg11", "resnet20", "mobilenetv2", "resnet18"})

@@ -17,11 +17,13 @@ from parley.reproduce.collect import (
     title_of,
     with_variant,
 )
-from parley.reproduce.preset import METHODS
+from parley.reproduce.preset import DATASETS, METHODS
 from parley.reproduce.presets import TABLES
 from parley.results.paired import FEWEST
 from parley.results.table import Table, mean_and_spread
 
+BY_DATASET = ("cifar10", "datasets", "text-fullres")
+"""The paper's tables, of which a report may have only some datasets."""
 BEGIN, END = "<!-- parley reproduce report: begin -->", "<!-- parley reproduce report: end -->"
 
 
@@ -30,14 +32,16 @@ def _accuracy(result: PresetResult, name: str) -> str:
 
 
 def _deviation(result: PresetResult, name: str) -> str:
-    """Signed; empty where the paper has no figure."""
+    """Signed; empty where the paper has no figure, or one for a longer run."""
     value = result.deviation(name)
-    return "" if value is None else f"{value:+.1f}"
+    return "" if value is None or result.mark else f"{round(value, 1) + 0.0:+.1f}"
 
 
 HEADINGS = [
     "method", "paper", "after gossip", "Δ/std", "averaged", "Δ/std", "own", "seeds", "",
 ]  # fmt: skip
+DEVIATIONS = (3, 5)
+"""Columns that reduced runs leave empty."""
 
 
 def _cells(result: PresetResult) -> list[str]:
@@ -59,14 +63,25 @@ def tables(found: Found) -> Iterator[Table]:
         for group, members in grouped(found.results, table):
             for title, alike in itertools.groupby(members, key=title_of):
                 yield _narrow(f"{group}{title}", list(alike))
-    if rows := order_rows(found.results):
-        yield _without_marks(ORDER, rows, figures=range(3, 6), title="order of the methods")
-    if rows := ablation_rows(found.results):
-        yield _without_marks(ABLATION, rows, figures=range(2, 7), title="choices as printed")
+    for group, order in itertools.groupby(order_rows(found.results), key=lambda row: row[0]):
+        title = f"{group}: order of the methods"
+        yield _without_marks(ORDER[1:], [row[1:] for row in order], range(2, 5), title)
+    kept = sorted(claims.ablations(found.results), key=_circumstances)
+    for (group, mark), same in itertools.groupby(kept, key=_circumstances):
+        title = ", ".join(filter(None, [f"{group}: choices as printed", mark]))
+        rows = [
+            [a.after.preset.label, a.words, *_ablation_figures(a), a.gossiped.verdict] for a in same
+        ]
+        yield _without_marks(["", *ABLATION[1:-2], "n", ""], rows, range(2, 7), title)
+
+
+def _circumstances(ablation: claims.Ablation) -> tuple[str, str]:
+    """What the rows of one table in a terminal share."""
+    return ablation.after.preset.group, ablation.after.mark
 
 
 def _without_marks(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], figures: range, title: str = ""
+    headings: Sequence[str], rows: Iterable[Sequence[str]], figures: range, title: str
 ) -> Table:
     """Without bold, and with no spaces in figures: narrow enough for a terminal."""
     narrow = [
@@ -100,11 +115,14 @@ def ablation_rows(results: Sequence[PresetResult]) -> list[list[str]]:
     """The effect of choices: runs with them as printed next to runs with them as run."""
     rows = []
     for found in claims.ablations(results):
-        means = (f"{mean:.2f}" for mean in found.means)
-        differences = (str(found.gossiped), str(found.averaged), str(found.gossiped.seeds))
         note = ", ".join(part for part in (found.gossiped.verdict, found.after.mark) if part)
-        rows.append([found.after.preset.name, found.words, *means, *differences, note])
+        rows.append([found.after.preset.name, found.words, *_ablation_figures(found), note])
     return rows
+
+
+def _ablation_figures(found: claims.Ablation) -> list[str]:
+    means = (f"{mean:.2f}" for mean in found.means)
+    return [*means, str(found.gossiped), str(found.averaged), str(found.gossiped.seeds)]
 
 
 def ablation_claims(results: Sequence[PresetResult]) -> list[str]:
@@ -160,28 +178,33 @@ def _narrow(title: str, members: Sequence[PresetResult]) -> Table:
     for result in members:
         label, *cells = _cells(result)[:-1]
         rows.append([label.partition(",")[0], *(cell.replace(" ", "") for cell in cells)])
-    headings = [short.get(h, h) for h in HEADINGS[:-1]]
+    headings, rows = _without_empty([short.get(h, h) for h in HEADINGS[:-1]], rows)
     return Table(headings, rows, title=title, notes="\n".join(notes))
+
+
+def _without_empty(
+    headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Without the columns of deviations if all of them are empty."""
+    if any(row[column] for row in rows for column in DEVIATIONS):
+        return list(headings), [list(row) for row in rows]
+    kept = [column for column in range(len(headings)) if column not in DEVIATIONS]
+    return [headings[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
 
 def markdown(found: Found, pictures: Mapping[str, str]) -> str:
     """For a document; `pictures` maps names to paths relative to it."""
-    lines = [
-        "Accuracies in percent, mean ± standard deviation over seeds. *After gossip*: 51 further "
-        "gossip rounds, then every agent's model is tested (the protocol of the paper's tables); "
-        "*averaged*: the mean of all models; *own*: the agents' models as they are. Δ/std: ours "
-        "minus the paper's, in units of the paper's standard deviation. A run marked *reduced* is "
-        "shorter or uses less data than the paper's, so its difference says little.",
-        "",
-    ]
-    for table, title in TABLES.items():
+    lines = [_introduction(found, pictures), ""]
+    for table, whole_title in TABLES.items():
         groups = list(grouped(found.results, table))
         if not groups:
             continue
+        title = _datasets(m for _, m in groups) if table in BY_DATASET else whole_title
         lines += [f"### {title}", ""]
         if table != "figures":
             for group, members in groups:
-                lines += [f"**{group}**", "", *_rows(HEADINGS, map(_cells, members))]
+                cells = _without_empty(HEADINGS, [_cells(member) for member in members])
+                lines += [f"**{group}**", "", *_rows(*cells)]
                 lines += _commands(members)
         else:
             rows = [
@@ -190,7 +213,7 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
             lines += _rows(["run", *ACCURACIES.values(), "seeds", ""], rows)
         shown = {n: p for n, p in pictures.items() if n.partition("/")[0] == table}
         for name, path in shown.items():
-            lines += [f"![{name}]({path})", ""]
+            lines += [f"![{title}: {name.partition('/')[2]}]({path})", ""]
     if rows := order_rows(found.results):
         lines += ["### Order of the methods", "", ORDER_TEXT, "", *_rows(ORDER, rows)]
         lines += [*order_claims(found.results), ""]
@@ -203,6 +226,27 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
     if found.refused:
         lines += ["Left out:", "", *(f"- {reason}" for reason in found.refused), ""]
     return "\n".join(lines)
+
+
+def _introduction(found: Found, pictures: Mapping[str, str]) -> str:
+    """What the columns and curves are, as far as there are any."""
+    parts = [
+        "Accuracies in percent, mean ± standard deviation over seeds. *After gossip*: 51 further "
+        "gossip rounds, then every agent's model is tested (the protocol of the paper's tables); "
+        "*averaged*: the mean of all models; *own*: the agents' models as they are."
+    ]
+    if any(result.preset.paper and not result.mark for result in found.results):
+        parts.append("Δ/std: ours minus the paper's, in units of the paper's standard deviation.")
+    if any(result.mark for result in found.results):
+        parts.append("A run marked *reduced* is shorter or uses less data than the paper's.")
+    if pictures:
+        parts.append("In curves, a band is one standard deviation either side of the mean.")
+    return " ".join(parts)
+
+
+def _datasets(groups: Iterable[Sequence[PresetResult]]) -> str:
+    """The datasets of some groups, by name."""
+    return ", ".join(dict.fromkeys(DATASETS[r.preset.data] for members in groups for r in members))
 
 
 def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -50,10 +50,13 @@ def line_chart(
     y: Description,
     horizontal: Take | None = None,
     x: Description | None = None,
+    slots: Mapping[str, int] | None = None,
 ) -> Description | None:
-    """One line per method: means over seeds; None where no record has the field."""
+    """One line per method: means over seeds; None where no record has the field. `slots` are the
+    methods' places among the colours (default: in their order)."""
     found = [(name, curve(seeds, vertical, horizontal)) for name, seeds in methods.items()]
-    series = [series_of(name, c, n) for n, (name, c) in enumerate(found) if c is not None]
+    slots = slots or {name: slot for slot, name in enumerate(methods)}
+    series = [series_of(name, c, slots[name]) for name, c in found if c is not None]
     if not series:
         return None
     made: Description = {
@@ -159,20 +162,24 @@ def deciding(methods: Iterable[Seeds]) -> Measure:
     return found[0] if found else KNOWN["accuracy"]
 
 
-def curves_picture(methods: Mapping[str, Seeds], path: str | Path) -> Path:
+def curves_picture(
+    methods: Mapping[str, Seeds], path: str | Path, slots: Mapping[str, int] | None = None
+) -> Path:
     """Draw curves of methods: metric and distance over epochs, and the metric over bytes sent.
 
-    Lines are means over seeds; bands show one standard deviation either side.
+    Lines are means over seeds; bands show one standard deviation either side. `slots` as for
+    `line_chart`.
     """
     distance: Description = {"name": "consensus distance", "log": True}
     sent = {**SENT, "log": True}
     measure = deciding(methods.values())
     averaged, own, y = form_of(measure, "mean_model"), form_of(measure, "own"), axis_of(measure)
+    apart = field_of("consensus_distance")
     made = [
-        line_chart("Averaged model", methods, averaged, y),
-        line_chart("Agents' own models, mean", methods, own, y),
-        line_chart("Distance between agents", methods, field_of("consensus_distance"), distance),
-        line_chart("Averaged model, by MB sent", methods, averaged, y, sent_megabytes, sent),
+        line_chart("Averaged model", methods, averaged, y, slots=slots),
+        line_chart("Agents' own models, mean", methods, own, y, slots=slots),
+        line_chart("Distance between agents", methods, apart, distance, slots=slots),
+        line_chart("Averaged model, by MB sent", methods, averaged, y, sent_megabytes, sent, slots),
     ]
     return _sheet([made[:2], made[2:]], path)
 

@@ -28,6 +28,19 @@ SAME = 1e-9
 rounding: they do not show how far they would spread."""
 
 
+def half_width(values: Sequence[float]) -> float | None:
+    """Of the 95 % interval of their mean; None for a single one, which shows no spread.
+
+    >>> round(half_width([1.0, 2.0, 3.0]), 4), half_width([1.0])
+    (2.4841, None)
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    return quantile * statistics.stdev(values) / math.sqrt(n)
+
+
 class Difference(NamedTuple):
     """By how much the second is above the first."""
 
@@ -42,11 +55,7 @@ class Difference(NamedTuple):
         both = _differences(first, second)
         if not both:
             return None
-        half, n = None, len(both)
-        if n > 1:
-            quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-            half = quantile * statistics.stdev(both) / math.sqrt(n)
-        return Difference(statistics.fmean(both), half, n)
+        return Difference(statistics.fmean(both), half_width(both), len(both))
 
     @property
     def sign(self) -> int:

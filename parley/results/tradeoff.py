@@ -1,7 +1,7 @@
 """What methods cost and what they achieve: one point each, and which ones nothing beats."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isnan, log
+from math import inf, isnan
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
@@ -16,8 +16,7 @@ from parley.results.style import LINES, THEME, checked_path, plain_axes, plain_n
 
 GREY = THEME["edge"]
 SAME = 1.1
-"""Costs that differ by less than this factor count as equal: points that close have one name."""
-
+"""Costs that differ by less than this factor count as equal."""
 
 FAR = 3.0
 """A gain this many interquartile ranges below the lower quartile is told in words instead."""
@@ -43,28 +42,37 @@ class Point(NamedTuple):
     nothing."""
 
 
-def front(points: Sequence[Point], cost: int) -> list[Point]:
-    """Those for which no other costs about as little and gains more, cheapest first.
+def front(points: Sequence[Point], cost: int, floor: float = -inf) -> list[Point]:
+    """Those for which no other costs about as little and gains more, cheapest first. Of several
+    with the same gain it is the cheapest, and a gain must be above `floor`.
 
-    >>> dear, cheap, bad = (Point(*p) for p in (("a", (9,), 80, 0), ("b", (1,), 70, 0),
-    ...     ("c", (3,), 60, 0)))
-    >>> [p.name for p in front([dear, cheap, bad], 0)]
+    >>> dear, cheap, bad, near = (Point(*p) for p in (("a", (9,), 80, 0), ("b", (1,), 70, 0),
+    ...     ("c", (3,), 60, 0), ("d", (8.5,), 79, 0)))
+    >>> [p.name for p in front([dear, cheap, bad, near], 0)]
     ['b', 'a']
+    >>> [p.name for p in front([dear, cheap, bad, near], 0, floor=75)]
+    ['a']
     """
+    rivals = [p for p in points if p.compared and not p.diverged and p.gain > floor]
     found: list[Point] = []
-    for point in sorted(
-        points, key=lambda p: (round(log(max(p.costs[cost], 1e-9), SAME)), -p.gain)
-    ):
-        steady = point.compared and not point.diverged
-        if steady and (not found or point.gain > found[-1].gain):
+    for point in sorted(rivals, key=lambda p: p.costs[cost]):
+        beaten = any(
+            p.costs[cost] <= SAME * point.costs[cost] and p.gain > point.gain for p in rivals
+        )
+        if not beaten and (not found or point.gain > found[-1].gain):
             found.append(point)
     return found
 
 
 def tradeoff_picture(
-    settings: Mapping[str, Sequence[Point]], costs: Sequence[str], gain: str, path: str | Path
+    settings: Mapping[str, Sequence[Point]],
+    costs: Sequence[str],
+    gain: str,
+    path: str | Path,
+    floor: float = -inf,
 ) -> Path:
-    """One row of panels for each setting; methods that nothing beats are named."""
+    """One row of panels for each setting; methods that nothing beats are named. A gain up to
+    `floor` needs no learning, so such methods beat nothing."""
     out = checked_path(path)
     figure = Figure(figsize=(5.6 * len(costs), 4.2 * len(settings)), layout="constrained")
     panels = figure.subplots(len(settings), len(costs), squeeze=False, sharey="row")
@@ -73,7 +81,7 @@ def tradeoff_picture(
         lowest = _lowest(points)
         inside = [point for point in points if point.gain >= lowest]
         for number, (axes, cost) in enumerate(zip(row, costs, strict=True)):
-            names.append(_draw(axes, inside, number))
+            names.append(_draw(axes, inside, number, floor))
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel(cost)
         row[0].set_ylabel(gain)
@@ -102,10 +110,10 @@ def _lowest(points: Sequence[Point]) -> float:
     return low - FAR * max(high - low, 1.0)
 
 
-def _draw(axes: Axes, points: Sequence[Point], cost: int) -> list[Annotation]:
+def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[Annotation]:
     """The points, and the names of the best and of those for reference."""
     points = [point for point in points if not isnan(point.costs[cost])]
-    best = front(points, cost)
+    best = front(points, cost, floor)
     plain_axes(axes)
     axes.set_xscale("log")
     axes.step(

@@ -76,13 +76,40 @@ def test_other_methods_are_added_and_those_that_are_not_named_stay(
         assert of.about["lr"] == best["lr"]
 
 
+def test_an_averaging_rate_that_is_given_is_not_tuned(results: Path, tmp_path: Path) -> None:
+    out = tmp_path / "more"
+    shutil.copytree(results, out)
+    list(guide.run([SMALL], "choco,choco:gamma=0.1", LITTLE, 1, out))
+    found = findings.read(out / "ring.jsonl")
+    assert found["CHOCO-SGD γ=0.1"].about["gamma"] == 0.1
+    trials = [json.loads(line) for line in (out / "ring-trials.jsonl").read_text().splitlines()]
+    tuned = {label: {t.get("gamma") for t in trials if t["label"] == label} for label in found}
+    assert tuned["CHOCO-SGD γ=0.1"] == {None}
+    assert len(tuned["CHOCO-SGD"]) == 2 and None not in tuned["CHOCO-SGD"]
+
+
+def test_a_rate_that_won_at_the_edge_of_those_tried_is_told(tmp_path: Path) -> None:
+    won = {"low": (0.9, 0.5, 0.1), "inside": (0.1, 0.9, 0.5), "high": (0.1, 0.5, 0.9)}
+    lines = [
+        {"label": label, "lr": lr, "accuracy_held_out": accuracy}
+        for label, accuracies in won.items()
+        for lr, accuracy in zip((0.01, 0.1, 1.0), accuracies, strict=True)
+    ]
+    lines += [{"label": "lost", "lr": lr, "diverged": True} for lr in (0.01, 0.1)]
+    (tmp_path / "ring-trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert findings._at_the_edge(tmp_path, SMALL) == [
+        "The lowest rate that was tried won for low: a lower one may be better still.",
+        "The highest rate that was tried won for high: a higher one may be better still.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("methods", "budget", "said"),
     [
         ("dpsgd,nosuch", LITTLE, "algorithm: 'nosuch' is not valid"),
         ("dpsgd,dpsgd", LITTLE, "methods: 'D-PSGD' is not valid .it is given twice"),
         ("ngc:alpha=0,ngc:alpha=0.0", LITTLE, "it is given twice"),
-        ("dpsgd,ngc:lr=0.05", LITTLE, "methods: 'ngc' is not valid .ngc has lr, which is tuned"),
+        ("dpsgd,ngc:lr=0.05", LITTLE, "methods: 'ngc:lr=0.05' is not valid .ngc has lr, which is"),
         ("dpsgd:epochs=3", LITTLE, "dpsgd has epochs, which is tuned or the same for all"),
         ("dpsgd", replace(LITTLE, fraction=0), "fraction: 0"),
         ("dpsgd", replace(LITTLE, test_fraction=2), "test_fraction: 2"),
@@ -146,7 +173,17 @@ def test_the_table_is_made_from_the_records(results: Path) -> None:
     shown = findings.table(found)
     assert [row[0] for row in shown.rows] == list(found)
     assert shown.rows[0][1].startswith(f"{means[0]:.1f} ± ")
+    first = found[next(iter(found))].last(lambda record: 100 * record["accuracy_mean_model"])
+    assert shown.rows[0][1] == f"{means[0]:.1f} ± {12.706 * statistics.stdev(first) / 2**0.5:.1f}"
     assert "| NGC |" in findings.markdown(results)
+
+
+def test_a_terminal_tells_what_a_page_tells(results: Path) -> None:
+    title, _, *remarks = findings.terminal(results, SMALL, 80)
+    assert title == SMALL.title
+    page = findings.markdown(results)
+    assert any("significant" in remark for remark in remarks)
+    assert all(remark in page for remark in remarks)
 
 
 def test_the_page_and_the_picture_go_where_they_are_asked_for(
@@ -194,7 +231,7 @@ def test_a_method_that_diverges_in_every_trial_is_told(
     [(_, outcome)] = guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path)
     assert outcome.diverged
     assert findings.read(tmp_path / "ring.jsonl") == {}
-    assert findings._lost(tmp_path / "ring.jsonl") == "Diverged in every trial: D-PSGD.\n"
+    assert findings._lost(tmp_path / "ring.jsonl") == ["Diverged in every trial: D-PSGD."]
 
 
 def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ from parley.reproduce.preset import (
 )
 from parley.reproduce.presets import figures, select
 from parley.reproduce.presets import presets as all_presets
+from parley.results.curves import line_chart
+from parley.results.group import field_of
 from parley.results.read import find_runs
 from parley.store import status
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, SUMMARY, RunFolder
@@ -594,3 +596,20 @@ def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
     error = command(*arguments).exception
     assert isinstance(error, ParleyError)
     assert words in str(error) and "\n" not in str(error)
+
+
+def test_a_method_has_the_same_colour_whichever_others_are_shown() -> None:
+    records = [[{"epoch": 1, "accuracy_own": 0.5}, {"epoch": 2, "accuracy_own": 0.6}]]
+    both, one = (
+        line_chart(
+            "",
+            {name: records for name in names},
+            field_of("accuracy_own"),
+            {},
+            slots=pictures.SLOTS,
+        )
+        for names in (("D-PSGD", "NGC"), ("NGC",))
+    )
+    assert both and one
+    assert both["series"][1]["slot"] == one["series"][0]["slot"] == pictures.SLOTS["NGC"]
+    assert len(set(pictures.SLOTS.values())) == len(pictures.SLOTS)
