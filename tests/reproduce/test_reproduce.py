@@ -600,14 +600,9 @@ def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
 
 def test_a_method_has_the_same_colour_whichever_others_are_shown() -> None:
     records = [[{"epoch": 1, "accuracy_own": 0.5}, {"epoch": 2, "accuracy_own": 0.6}]]
+    own, y = field_of("accuracy_own"), {"name": "own"}
     both, one = (
-        line_chart(
-            "",
-            {name: records for name in names},
-            field_of("accuracy_own"),
-            {},
-            slots=pictures.SLOTS,
-        )
+        line_chart("", dict.fromkeys(names, records), own, y, slots=pictures.SLOTS)
         for names in (("D-PSGD", "NGC"), ("NGC",))
     )
     assert both and one
