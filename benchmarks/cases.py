@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.own import own
+from benchmarks.own import WIDTHS, own
 from parley import models
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
@@ -34,7 +34,7 @@ COLOUR = (3, 32, 32)
 SHAPES = {
     **dict.fromkeys(("lenet5", "mlp"), (1, 28, 28)),
     "logistic": (1, 8, 8),
-    **dict.fromkeys(("cnn5", "vgg11", "resnet20", "mobilenetv2", "own"), COLOUR),
+    **dict.fromkeys(("cnn5", "vgg11", "resnet20", "mobilenetv2", *WIDTHS), COLOUR),
     "resnet18": (3, 224, 224),
     "bert-mini": (128,),
 }
@@ -90,8 +90,8 @@ class Case:
             return self._build()().to(getattr(torch, self.dtype))
 
     def _build(self) -> partial[nn.Module]:
-        if self.model == "own":
-            return partial(own, self.shape, CLASSES)
+        if self.model in WIDTHS:
+            return partial(own, self.model, self.shape, CLASSES)
         options = {"hidden": self.hidden} if self.model == "mlp" else OPTIONS.get(self.model, {})
         return partial(models.build, self.model, self.shape, CLASSES, **options)
 
@@ -201,7 +201,7 @@ def every_case() -> list[Case]:
 
 
 NETWORKS = (
-    *(Case("ngc1", model, 10) for model in ("lenet5", "cnn5", "own", "vgg11")),
+    *(Case("ngc1", model, 10) for model in ("lenet5", "cnn5", *WIDTHS, "vgg11")),
     *(Case("ngc1", "resnet20", agents) for agents in (5, 10, 20)),
     Case("ngc1", "mobilenetv2", 10),
     Case("ngc1", "bert-mini", 3, batch=16, samples=32),

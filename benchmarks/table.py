@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from benchmarks.cases import RULES
+from benchmarks.own import WIDTHS
 
 MODELS = {
     "lenet5": "LeNet-5",
@@ -12,7 +13,10 @@ MODELS = {
     "vgg11": "VGG-11",
     "resnet20": "ResNet-20",
     "mobilenetv2": "MobileNet-V2",
-    "own": "an own residual network",
+    **{
+        name: f"an own residual network, {wide}, {half} and {quarter} channels"
+        for name, (wide, half, quarter) in WIDTHS.items()
+    },
     "resnet18": "ResNet-18, 224×224",
     "bert-mini": "BERT-mini, 128 tokens",
     "mlp": "MLP",

@@ -25,7 +25,7 @@ from benchmarks.cases import (
 )
 from benchmarks.contestants import Contestant, Parley
 from benchmarks.networks import narrow
-from benchmarks.own import own
+from benchmarks.own import WIDTHS, own
 from benchmarks.table import render, side_by_side
 from benchmarks.textbook import Textbook, project
 from parley.compute import kernels
@@ -93,7 +93,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
     keys = [case.key for case in every_case()]
     assert len(set(keys)) == len(keys) == 5 * 3 * 3 + 6 + 4
     assert set(QUICK) <= set(keys)
-    assert len({case.key for case in NETWORKS}) == len(NETWORKS) == 10
+    assert len({case.key for case in NETWORKS}) == len(NETWORKS) == 12
     # Parley's share of the data is skewed: neighbours have no class in common.
     case = Case("ngc1", "logistic", 5)
     held = [set(case.samples_of(agent).targets.tolist()) for agent in range(5)]
@@ -181,9 +181,10 @@ def test_ratios_tables_and_disagreement(tmp_path: Path) -> None:
 
 
 def test_a_network_of_ones_own_has_as_many_parameters_as_it_says() -> None:
-    model = own((3, 32, 32), 10)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{count:,} parameters" in str(own.__doc__)
+    counts = {
+        name: sum(p.numel() for p in own(name, (3, 32, 32), 10).parameters()) for name in WIDTHS
+    }
+    assert counts == {"own": 170_474, "own-16-32-72": 202_562, "own-24-40-64": 201_714}
 
 
 @pytest.mark.skipif(
@@ -213,7 +214,7 @@ def test_a_profile_accounts_for_the_whole_step() -> None:
     assert "| codec |" in profile.table({"profiles": [found]})
 
 
-@pytest.mark.parametrize("model", ["lenet5", "cnn5", "mlp", "logistic", "resnet20", "own"])
+@pytest.mark.parametrize("model", ["lenet5", "cnn5", "mlp", "logistic", "resnet20", *WIDTHS])
 def test_the_kernels_count_the_same_operations(model: str) -> None:
     if reason := kernels.reason():
         pytest.skip(reason)
