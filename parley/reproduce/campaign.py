@@ -96,9 +96,10 @@ def read_experiment(folder: Path) -> Experiment:
         return Experiment.from_toml(read_text(path, SMALL), str(path))
     except (ParleyError, Unreadable) as error:
         version = version_of(folder)
-        by = f" (written by parley {version}; this is {__version__})" if version else ""
+        other = version not in (None, __version__)
+        by = f" for this version (written by parley {version}; this is {__version__})"
         raise ParleyError(
-            f"out: {str(path)!r} is not a valid experiment for this version{by}: {error}"
+            f"out: {str(path)!r} is not a valid experiment{by if other else ''}: {error}"
         ) from None
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from parley.errors import BadValue, ParleyError
+from parley.experiment import Experiment
 from parley.reproduce.campaign import read_experiment, version_of
 from parley.reproduce.preset import Preset, Reduction, variant_name, variant_words, variants
 from parley.reproduce.presets import presets
 from parley.results.read import walk
-from parley.store.folder import EXPERIMENT, RunFolder
+from parley.store.folder import EXPERIMENT, RECORDS, RunFolder
 from parley.sweep import jobs
 from parley.training.record import Record, value
 from parley.version import __version__
@@ -90,7 +91,7 @@ class Found:
 
     results: Sequence[PresetResult]
     refused: Sequence[str] = field(default=())
-    """Folders that were left out, each with the reason."""
+    """Folders that were left out, each with the reason. One damaged seed leaves the others in."""
 
     def divided(self) -> tuple["Found", "Found"]:
         """What was run as the paper did, and the rest: reduced runs and ablations."""
@@ -113,9 +114,12 @@ def collect(out: Path) -> Found:
         for form in sorted(form for form in forms if form.parent == out / preset.folder):
             try:
                 variant, reduction = parse_form(form.name)
-                results.append(_result(preset, variant, reduction, forms[form]))
             except ParleyError as error:
                 refused.append(f"{form}: {error}")
+                continue
+            result, damaged = _result(preset, variant, reduction, forms[form])
+            results.append(result)
+            refused += damaged
     return Found([r for r in results if r.ends or r.unfinished], refused)
 
 
@@ -136,28 +140,53 @@ def parse_form(name: str) -> tuple[str, Reduction]:
 
 def _result(
     preset: Preset, variant: str, reduction: Reduction, seeds: Sequence[Path]
-) -> PresetResult:
-    runs, unfinished = {}, []
+) -> tuple[PresetResult, list[str]]:
+    """The result of a form's seeds, and why some of them were left out."""
+    runs, unfinished, refused = {}, [], []
     for path in sorted(seeds, key=_seed):
-        folder, experiment = RunFolder(path), read_experiment(path)
-        expected = preset.experiment(variant, reduction, seed=_seed(path))
-        differing = expected.same_as(experiment)
-        if differing:
-            version = version_of(path)
-            by = f", made by parley {version}" if version not in (None, __version__) else ""
-            raise ParleyError(
-                f"{path.name} holds a different experiment from {preset.name}{by} "
-                f"(they differ in {', '.join(differing)})"
-            )
-        records = folder.records()
-        if folder.summary() is not None and records:
+        try:
+            records = _records(path, preset.experiment(variant, reduction, seed=_seed(path)))
+        except ParleyError as error:
+            refused.append(f"{path}: {error}")
+            continue
+        if RunFolder(path).summary() is not None and records:
             runs[_seed(path)] = records
         elif (reason := jobs.reason(path)) is not None:
             unfinished.append(f"seed {_seed(path)}: {reason.strip()}")
         else:
             epoch = records[-1]["epoch"] if records else 0
             unfinished.append(f"seed {_seed(path)} at epoch {epoch}")
-    return PresetResult(preset, variant, reduction, runs, unfinished)
+    return PresetResult(preset, variant, reduction, runs, unfinished), refused
+
+
+def _records(path: Path, expected: Experiment) -> list[Record]:
+    """The records of a run, which are whole if it is finished."""
+    folder = RunFolder(path)
+    differing = expected.same_as(read_experiment(path))
+    if differing:
+        version = version_of(path)
+        by = f", made by parley {version}" if version not in (None, __version__) else ""
+        raise ParleyError(
+            f"{path.name} holds a different experiment from the preset's{by} "
+            f"(they differ in {', '.join(differing)})"
+        )
+    records = folder.records()
+    if folder.summary() is None or not records:
+        return records
+    last = records[-1]
+    if last["epoch"] != expected.epochs:
+        raise ParleyError(
+            f"{RECORDS}: the run is finished, but its last record is of epoch {last['epoch']}, not "
+            f"{expected.epochs}; restore the file"
+        )
+    for name in ACCURACIES:
+        share = value(last, name)
+        if share is None or not 0 <= share <= 1:
+            raise ParleyError(
+                f"{RECORDS}: {name} of the last record is {last.get(name)!r}, not a number from 0 "
+                "to 1; restore the file"
+            )
+    return records
 
 
 def _seed(path: Path) -> int:

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from parley.errors import BadValue
-from parley.reproduce.guide import SETTINGS, TRIAL_EPOCHS_BEFORE, Setting, read_lines
+from parley.reproduce.guide import ABOUT, KEPT, SETTINGS, TRIAL_EPOCHS_BEFORE, Setting, read_lines
 from parley.results.paired import Better, half_width, significant
 from parley.results.table import Table, mean_and_spread
 from parley.results.tradeoff import Point, tradeoff_picture
@@ -45,7 +45,7 @@ def read(path: Path) -> dict[str, Found]:
     """The methods of a setting that are finished with some seed, best first."""
     every: dict[str, dict[int, list[Any]]] = {}
     about: dict[str, Mapping[str, Any]] = {}
-    lines = read_lines(path)
+    lines = read_lines(path, (*ABOUT, *KEPT))
     lost = diverged_by_seed(lines)
     for record in lines:
         if not record["diverged"]:

@@ -45,6 +45,8 @@ KEPT = (
     "bytes_cross_gradients", "seconds", "seconds_network",
 )  # fmt: skip
 """The fields of a record that tables and pictures need."""
+ABOUT = ("lr", "gamma", "momentum", "epochs", "fraction")
+"""What a record says about its run for them."""
 
 
 @dataclass(frozen=True)
@@ -299,13 +301,25 @@ def _lines(of_method: Mapping[str, Any], job: Any) -> Iterator[dict[str, Any]]:
         yield about
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file."""
+def read_lines(path: Path, figures: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The records of a file, with these figures if they have not diverged."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
-            why = f"{path.name} is damaged in line {number}"
-            raise BadValue("out", str(path.parent), "a folder with whole records", why) from None
+            record = None
+        if not isinstance(record, dict):
+            raise _damaged(path, number, "")
+        needed = ["method", "label", "seed", "diverged"]
+        if not record.get("diverged"):
+            needed += figures
+        if lacking := [name for name in needed if name not in record]:
+            raise _damaged(path, number, f": it lacks {', '.join(lacking)}")
+        found.append(record)
     return found
+
+
+def _damaged(path: Path, number: int, how: str) -> BadValue:
+    why = f"{path.name} is damaged in line {number}{how}"
+    return BadValue("out", str(path.parent), "a folder with whole records", why)

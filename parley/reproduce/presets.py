@@ -122,9 +122,9 @@ def select(
             found += [known[line] for line in figure.lines.values()]
     found = list({p.name: p for p in found}.values())
     if not found:
-        near = ", ".join(_nearest(wanted)) or "none"
+        near = ", ".join(_nearest(wanted))
         valid = "a name or the beginning of one, as `parley reproduce` lists them"
-        raise BadValue("preset", name, valid, because=f"nearest: {near}")
+        raise BadValue("preset", name, valid, because=f"nearest: {near}" if near else "")
     for method in methods or ():
         if method not in LABELS:
             raise unknown_name("methods", method, LABELS)

@@ -225,8 +225,8 @@ class RunFolder:
             for number, line in enumerate(lines_of(path), start=1):
                 if (record := parse_record(line)) is None:
                     raise ParleyError(
-                        f"records: line {number} of {path} is damaged; remove it to continue "
-                        "without it"
+                        f"records: line {number} of {path} is damaged; remove the line to "
+                        "continue without it"
                     )
                 records.append(record)
         except Unreadable as error:

@@ -91,12 +91,13 @@ def test_an_averaging_rate_that_is_given_is_not_tuned(results: Path, tmp_path: P
 def test_a_rate_that_won_at_the_edge_of_those_tried_is_told(tmp_path: Path) -> None:
     won = {"low": (0.9, 0.5, 0.1), "inside": (0.1, 0.9, 0.5), "high": (0.1, 0.5, 0.9)}
     lines = [
-        {"label": label, "lr": lr, "accuracy_held_out": accuracy}
+        {"label": label, "lr": lr, "diverged": False, "accuracy_held_out": accuracy}
         for label, accuracies in won.items()
         for lr, accuracy in zip((0.01, 0.1, 1.0), accuracies, strict=True)
     ]
     lines += [{"label": "lost", "lr": lr, "diverged": True} for lr in (0.01, 0.1)]
-    (tmp_path / "ring-trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole = [{"method": line["label"], "seed": 0, **line} for line in lines]
+    (tmp_path / "ring-trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
     assert findings._at_the_edge(tmp_path, SMALL) == [
         "The lowest rate that was tried won for low: a lower one may be better still.",
         "The highest rate that was tried won for high: a higher one may be better still.",
@@ -136,6 +137,20 @@ def test_damaged_records_are_named_and_left_alone(results: Path, tmp_path: Path)
     lines = len((results / "ring.jsonl").read_text().splitlines())
     with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line {lines}"):
         list(guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [
+        ("[1]", ""),
+        ('{"method": "dpsgd"}', ": it lacks label, seed, diverged, lr"),
+        ('{"method": "dpsgd", "label": "D-PSGD", "seed": 0, "diverged": false}', ": it lacks lr"),
+    ],
+)
+def test_a_report_names_the_line_that_it_cannot_use(line: str, how: str, tmp_path: Path) -> None:
+    (tmp_path / "ring.jsonl").write_text(line + "\n")
+    with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line 1{how}"):
+        findings.markdown(tmp_path)
 
 
 def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(

@@ -1,6 +1,8 @@
 """Presets, costs, campaigns and reports."""
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ from parley.results.curves import line_chart
 from parley.results.group import field_of
 from parley.results.read import find_runs
 from parley.store import status
-from parley.store.folder import ENVIRONMENT, EXPERIMENT, SUMMARY, RunFolder
+from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 
 runner = CliRunner()
 
@@ -530,7 +532,7 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
     assert "differ in lr" in collect.collect(tmp_path).refused[0]
 
     (job.out / EXPERIMENT).write_text(toml + "\n[future]\nwarp = 9\n")
-    with pytest.raises(ParleyError, match=r"not a valid experiment for this version .*future"):
+    with pytest.raises(ParleyError, match=r"not a valid experiment: .*future"):
         finish(small[:1], tmp_path)
 
     (job.out / EXPERIMENT).write_text(toml)
@@ -540,6 +542,35 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
     with pytest.raises(ParleyError, match=r"started by parley 0\.0\.0, but this is"):
         finish(small[:1], tmp_path)
     assert sorted([*(p.name for p in job.out.iterdir()), SUMMARY]) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda lines: lines[:-1], r"its last record is of epoch 3, not 4"),
+        (
+            lambda lines: [*lines[:-1], lines[-1].replace('"accuracy_after_gossip": 0', '"x": 0')],
+            r"accuracy_after_gossip of the last record is None, not a number from 0 to 1",
+        ),
+        (
+            lambda lines: [*lines[:-1], lines[-1].replace('_own": 0.', '_own": 7.')],
+            r"accuracy_own of the last record is 7\.\d+, not a number from 0 to 1",
+        ),
+        (lambda lines: ["damaged", *lines[1:]], r"line 1 of .* is damaged; remove the line"),
+    ],
+)
+def test_a_finished_run_with_damaged_records_is_left_out_and_the_other_seeds_stay(
+    damage: Callable[[list[str]], list[str]], reason: str, small: list[Preset], tmp_path: Path
+) -> None:
+    finish(small[:1], tmp_path, seeds=2)
+    jobs = campaign.jobs(small[:1], Order(seeds=2), tmp_path)
+    path = jobs[1].out / RECORDS
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(damage(lines)) + "\n")
+    found = collect.collect(tmp_path)
+    [result], [refused] = found.results, found.refused
+    assert list(result.runs) == [0]
+    assert refused.startswith(f"{jobs[1].out}: ") and re.search(reason, refused)
 
 
 def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None:
