@@ -19,10 +19,11 @@ from parley.compute import kernels
 from parley.compute.compiled import FusedEngine
 from parley.compute.dense import StackedEngine
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
+from parley.compute.failing import failing_layer
 from parley.compute.precision import FULL
 from parley.compute.task import Task
 from parley.data import Batch
-from parley.errors import unknown_name
+from parley.errors import BadValue, unknown_name
 from parley.files import make_folder, write_atomically
 
 Shape = tuple[int, ...] | None
@@ -49,13 +50,13 @@ def _only_float32(task: Task) -> str:
 
 
 ENGINES: dict[str, tuple[type[Engine], Callable[[Task, Shape], str]]] = {
-    "fused": (FusedEngine, _no_kernels),
-    "stacked": (
-        StackedEngine,
-        lambda task, shape: _only_float32(task) or stacked.unsupported(task),
-    ),
-    "vmap": (VmapEngine, _no_vmap),
-    "loop": (LoopEngine, lambda task, shape: ""),
+    engine.name: (engine, reason)
+    for engine, reason in (
+        (FusedEngine, _no_kernels),
+        (StackedEngine, lambda task, shape: _only_float32(task) or stacked.unsupported(task)),
+        (VmapEngine, _no_vmap),
+        (LoopEngine, lambda task, shape: ""),
+    )
 }
 """Each engine, and why it is not to be tried for a task (nothing: it may be)."""
 
@@ -70,6 +71,25 @@ def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
     """The engine of that name; ``auto`` is settled by `fastest`."""
     check_name(name)
     return ENGINES[name][0](task, seed, threads)
+
+
+def check(name: str, task: Task, batch: Batch) -> None:
+    """Refuses an engine that was asked for and cannot do this task."""
+    engine = build(name, task)
+
+    def run() -> None:
+        engine.gradients(task.start()[None], batch, [0], [0])
+
+    try:
+        run()
+    except BadValue:
+        raise
+    except Exception as error:  # whatever a model does that an engine cannot
+        if name == "loop":
+            raise  # then the model itself does not work
+        said = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
+        because = ": ".join(filter(None, (failing_layer(task.model, run), said)))
+        raise BadValue("engine", name, "loop, auto", because) from error
 
 
 def missed(task: Task, shape: Shape = None) -> str:

@@ -8,6 +8,7 @@ backward over one preallocated workspace, each parameter's gradient where it bel
 `kernels/graph.h` says how. S are flat running statistics, E parameters with those behind them.
 """
 
+import copy
 import mmap
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,17 +18,19 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from parley.compute import kernels
-from parley.compute.engine import Engine, Pairs, Share, dropout_seed
+from parley.compute.engine import Engine, LoopEngine, Pairs, Share, dropout_seed
+from parley.compute.goals import Goal
 from parley.compute.layers import Unsupported
 from parley.compute.planner import CROSS_ENTROPY, Parameters, Plan, loss_of
 from parley.compute.portions import PairSums, Part, slices
-from parley.compute.reader import Traced
+from parley.compute.reader import Network, Traced
 from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue
+from parley.measures import OWN
 
 VECTORS = 2
 """Vectors of samples that pass through a network together. A tile of six channels by two vectors
@@ -46,7 +49,8 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     """Why the kernels cannot compute this task's gradients; empty if they can.
 
     Given the shape of an input, all of it is checked, else what can be known without. Whether there
-    are kernels on this machine is another question: `kernels.available()`.
+    are kernels on this machine is another question, `kernels.available()`; if there are, one
+    gradient is computed with them and compared with autograd's.
 
     >>> from torch import nn
     >>> supports(Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))))
@@ -55,25 +59,80 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     'layer 1 (Softplus) is not one that the kernels know'
     """
     try:
-        read = _read(task)
+        read = _followed(task)
         if shape is not None:
-            read.read(tuple(shape))
+            read.network(tuple(shape))
+            if kernels.available():
+                read.check(tuple(shape))
     except Unsupported as error:
         return str(error)
     return ""
 
 
-_READ: "WeakKeyDictionary[Task, Traced]" = WeakKeyDictionary()
+class _Followed:
+    """A task's model, followed and read once, and compared with autograd once."""
+
+    def __init__(self, task: Task) -> None:
+        self._model = task.whole
+        self._traced = Traced(task.model)
+        self._networks: dict[tuple[int, ...], Network] = {}
+        self._differences: dict[tuple[int, ...], float] = {}
+
+    def network(self, shape: tuple[int, ...]) -> Network:
+        """Its operations, for inputs of this shape."""
+        if shape not in self._networks:
+            self._networks[shape] = self._traced.read(shape)
+        return self._networks[shape]
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuses a model whose gradient, computed by the kernels, is not what autograd says."""
+        if shape not in self._differences:
+            self._differences[shape] = 0.0  # the engine that finds it out need not ask
+            self._differences[shape] = self._difference(shape)
+        if not self._differences[shape] < DIFFERENT:
+            raise Unsupported(
+                "a gradient of the model by the kernels is not the one by autograd: they differ "
+                f"by {self._differences[shape]:.0%} of its size"
+            )
+
+    def _difference(self, shape: tuple[int, ...]) -> float:
+        """Between both gradients of the squared error, for random inputs and targets."""
+        task = Task(copy.deepcopy(self._model), nn.MSELoss(reduction="none"), goal=Goal(OWN))
+        _FOLLOWED[task] = self
+        network = self.network(shape)
+        task.random = any(step.operation == "masking" for step in network.steps)
+        random = torch.Generator().manual_seed(0)
+        # Beside the start, where some networks have zeros through which nothing would be seen.
+        x_1D = task.start()[None]
+        x_1D += 0.01 * torch.randn(x_1D.shape, generator=random)
+        inputs = torch.randn(1, CHECKED, *shape, generator=random)
+        targets = torch.randn(1, CHECKED, *network.of_each, generator=random)
+        weights = torch.full((1, CHECKED), 1 / CHECKED)
+        batch = Batch(inputs, targets, weights, (CHECKED,), (0,), 0)
+        found, expected = (
+            engine(task).gradients(x_1D, batch, [0], [0])[1].double()
+            for engine in (FusedEngine, LoopEngine)
+        )
+        if not bool(expected.isfinite().all()):
+            return 0.0  # nothing can be said
+        return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def _read(task: Task) -> Traced:
-    """The task's model, followed once."""
+CHECKED = 3
+"""Samples of the gradient that is compared."""
+DIFFERENT = 0.05
+"""Relative difference of two gradients that is not rounding: a step at a ReLU's kink included."""
+
+_FOLLOWED: "WeakKeyDictionary[Task, _Followed]" = WeakKeyDictionary()
+
+
+def _followed(task: Task) -> _Followed:
     loss_of(task)
     if task.dtype != torch.float32 or task.start().device.type != "cpu":
         raise Unsupported("the kernels compute in float32 on a CPU")
-    if task not in _READ:
-        _READ[task] = Traced(task.model)
-    return _READ[task]
+    if task not in _FOLLOWED:
+        _FOLLOWED[task] = _Followed(task)
+    return _FOLLOWED[task]
 
 
 class FusedEngine(Engine):
@@ -83,12 +142,13 @@ class FusedEngine(Engine):
     the numbers do not depend on how many there are.
     """
 
+    name = "fused"
     same_in_any_company = True
 
     def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         super().__init__(task, seed, threads)
         if why := supports(task) or kernels.reason():
-            raise BadValue("engine", "fused", "loop, vmap", because=why)
+            raise BadValue("engine", "fused", "loop, auto", because=why)
         self._library = kernels.library()
         self._plans: dict[tuple[tuple[int, ...], bool], _Ground] = {}
         self._kept: _Ready | None = None
@@ -341,9 +401,11 @@ class FusedEngine(Engine):
 
     def _plan(self, shape: tuple[int, ...], samples: int | None) -> Plan:
         try:
-            network = _read(self.task).read(shape)
+            followed = _followed(self.task)
+            network = followed.network(shape)
+            followed.check(shape)
         except Unsupported as error:
-            raise BadValue("engine", "fused", "loop, vmap", because=str(error)) from None
+            raise BadValue("engine", "fused", "loop, auto", because=str(error)) from None
         ends = np.cumsum((0, *self.task.sizes)).tolist()
         offsets = dict(zip(self.task.names, ends, strict=False))
         frozen = {

@@ -31,6 +31,8 @@ CHUNK_BYTES = 1 << 20
 class StackedEngine(Engine):
     """All pairs through each layer at once, without autograd."""
 
+    name = "stacked"
+
     def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         super().__init__(task, seed, threads)
         reason = unsupported(task)

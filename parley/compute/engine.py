@@ -48,6 +48,7 @@ ACCUMULATED_BYTES = 1 << 22
 class Engine(ABC):
     """Gradients of many models, each on some hosted agent's batch; and what a model answers."""
 
+    name: ClassVar[str] = ""
     same_in_any_company: ClassVar[bool] = False
     """Whether a gradient has the same bits whichever others are computed in the same call: then so
     has a whole run, however its agents are placed. One that batches products over pairs cannot
@@ -168,6 +169,7 @@ def dropout_seed(seed: int, batch: Batch, row: int, owner: int) -> int:
 class LoopEngine(Engine):
     """One pair after the other."""
 
+    name = "loop"
     same_in_any_company = True
 
     def gradients(
@@ -195,6 +197,8 @@ class LoopEngine(Engine):
 
 class VmapEngine(Engine):
     """All pairs as one batched operation."""
+
+    name = "vmap"
 
     def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         super().__init__(task, seed, threads)

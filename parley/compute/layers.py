@@ -59,6 +59,12 @@ class Call(NamedTuple):
         found = given[position] if position < len(given) else self.node.kwargs.get(name, default)
         return fx.map_arg(found, lambda n: n if n in self.values else self.results[n])
 
+    def takes(self, *names: str) -> None:
+        """Refuses arguments of other names: they would change what is computed."""
+        for name, value in self.node.kwargs.items():
+            if name not in names:
+                raise Unsupported(f"{self.where} has {name}={value!r}")
+
     def value(self, given: Any) -> tuple[int, Shape]:
         """The number and the shape of a value that is an argument."""
         if not isinstance(given, fx.Node) or given not in self.values:
@@ -108,26 +114,34 @@ def _pair(value: Any, default: Any = None) -> Pair:
 def _convolution(call: Call) -> int:
     layer = call.layer
     assert isinstance(layer, nn.Conv2d)
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        raise Unsupported(f"{call.where} does not pad with a given number of zeros")
-    geometry: tuple[int, ...] = (
-        layer.groups,
-        *_pair(layer.kernel_size),
-        *_pair(layer.stride),
-        *_pair(layer.padding),
-    )
-    geometry += _pair(layer.dilation)
+    kernel, dilation = _pair(layer.kernel_size), _pair(layer.dilation)
+    padding = _padding(call, layer, kernel, dilation)
+    geometry = (layer.groups, *kernel, *_pair(layer.stride), *padding, *dilation)
     first = call.value(call.argument(0, "input"))
-    method = _method(layer, first, shape_of(call.results[call.node], call.where))
+    method = _method(layer, padding, first, shape_of(call.results[call.node], call.where))
     if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
         raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
     return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
 
 
-def _method(layer: nn.Conv2d, first: tuple[int, Shape], outputs: Shape) -> int:
+def _padding(call: Call, layer: nn.Conv2d, kernel: Pair, dilation: Pair) -> Pair:
+    """Zeros on either side; ``same`` gives as many where windows have a middle."""
+    if layer.padding_mode != "zeros":
+        raise Unsupported(f"{call.where} does not pad with zeros")
+    if layer.padding == "valid":
+        return (0, 0)
+    if layer.padding != "same":
+        return _pair(layer.padding)
+    high, wide = (gap * (taps - 1) for gap, taps in zip(dilation, kernel, strict=True))
+    if high % 2 or wide % 2:
+        raise Unsupported(f"{call.where} pads with more zeros on one side than on the other")
+    return (high // 2, wide // 2)
+
+
+def _method(layer: nn.Conv2d, padding: Pair, first: tuple[int, Shape], outputs: Shape) -> int:
     """Which kernel is fastest."""
     value, inputs = first
-    kernel, padding = tuple(layer.kernel_size), _pair(layer.padding)
+    kernel = tuple(layer.kernel_size)
     if kernel == (1, 1) and padding == (0, 0) and layer.groups == 1:
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
@@ -315,8 +329,7 @@ def _mean(call: Call) -> int:
 def _two(name: str) -> Reader:
     def read(call: Call) -> int:
         one, other = call.argument(0, "input"), call.argument(1, "other")
-        if call.node.kwargs.get("alpha", 1) != 1:
-            raise Unsupported(f"{call.where} has an alpha")
+        call.takes("input", "other")
         if not (isinstance(one, fx.Node) and isinstance(other, fx.Node)):
             number = float(other if isinstance(one, fx.Node) else one)
             return _affine(call, *((1.0, number) if name == "addition" else (number, 0.0)))
@@ -333,15 +346,22 @@ def _two(name: str) -> Reader:
 
 
 def _subtraction(call: Call) -> int:
+    call.takes("input", "other")
     one, other = call.argument(0, "input"), call.argument(1, "other")
-    if isinstance(one, fx.Node) and not isinstance(other, fx.Node):
-        return _affine(call, 1.0, -float(other))
     if not isinstance(one, fx.Node):
         return _affine(call, -1.0, float(one))
-    raise Unsupported(f"{call.where} subtracts one value from another")
+    if not isinstance(other, fx.Node):
+        return _affine(call, 1.0, -float(other))
+    first, second = call.value(one), call.value(other)
+    if first[1] != second[1]:
+        raise Unsupported(f"{call.where} has operands of shapes {first[1]} and {second[1]}")
+    options = (ACTIVATIONS.index("affine"),)
+    negative = call.emit("activation", (second,), (), options, (-1.0, 0.0))
+    return call.emit("addition", (first, (negative, second[1])))
 
 
 def _division(call: Call) -> int:
+    call.takes("input", "other")
     other = call.argument(1, "other")
     if isinstance(other, fx.Node):
         raise Unsupported(f"{call.where} divides by a value")
@@ -371,21 +391,33 @@ def _reshape(call: Call) -> int:
     return number if before == after else call.emit("reshape", ((number, before),))
 
 
+def _squeeze(call: Call) -> int:
+    if call.argument(1, "dim") is None:
+        raise Unsupported(f"{call.where} would drop the axis of samples if there were only one")
+    return _reshape(call)
+
+
 def _dropout(call: Call) -> int:
     """A mask of its own: the first one that is drawn has number 0."""
     layer = call.layer
-    assert isinstance(layer, nn.Dropout | nn.Dropout2d)
-    if layer.p in (0, 1):  # then torch draws nothing
-        return _same(call) if not layer.p else _affine(call, 0.0, 0.0)
+    if isinstance(layer, nn.Dropout | nn.Dropout2d):
+        p, whole_channels = layer.p, isinstance(layer, nn.Dropout2d)
+    else:
+        p, whole_channels = call.argument(1, "p", 0.5), call.node.target is functional.dropout2d
+        if call.argument(3, "inplace", False):
+            raise Unsupported(f"{call.where} works in place")
+        if not call.argument(2, "training", True):
+            return _same(call)
+    if p in (0, 1):  # then torch draws nothing
+        return _same(call) if not p else _affine(call, 0.0, 0.0)
     shape = shape_of(call.results[call.node], call.where)
-    whole_channels = isinstance(layer, nn.Dropout2d)
     if whole_channels and call.results[call.node].ndim != 4:
         raise Unsupported(f"{call.where} is not applied to maps")
     which = sum(step.operation == "masking" for step in call.steps)
     # As torch does it: a mask of ones is divided by the share that is left.
-    number = float(torch.tensor(1.0) / (1 - layer.p))
+    number = float(torch.tensor(1.0) / (1 - p))
     options = (which, whole_channels)
-    return call.emit("masking", (), (), options, (number, layer.p), shape)
+    return call.emit("masking", (), (), options, (number, p), shape)
 
 
 def _same(call: Call) -> int:
@@ -403,6 +435,9 @@ _silu, _tanh, _sigmoid = _activation("silu"), _activation("tanh"), _activation("
 _hardswish, _hardsigmoid = _activation("hardswish"), _activation("hardsigmoid")
 _adaptive_mean: Reader = lambda call: call.emit("mean_pool", (), (), ADAPTIVE)  # noqa: E731
 _add, _multiply = _two("addition"), _two("product")
+
+DROPOUTS = (functional.dropout, functional.dropout2d)
+"""As functions: whether they draw anything is an argument."""
 
 LAYERS: dict[type[nn.Module], Reader] = {
     nn.Conv2d: _convolution,
@@ -451,15 +486,18 @@ FUNCTIONS: dict[Any, Reader] = {
     torch.mean: _mean,
     **dict.fromkeys((operator.add, operator.iadd, torch.add), _add),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul), _multiply),
-    **dict.fromkeys((operator.sub, torch.sub), _subtraction),
+    **dict.fromkeys((operator.sub, operator.isub, torch.sub), _subtraction),
     **dict.fromkeys((operator.truediv, torch.div), _division),
     **dict.fromkeys((torch.cat, torch.concat), _concatenation),
     **dict.fromkeys((torch.flatten, torch.reshape), _reshape),
+    torch.squeeze: _squeeze,
+    **dict.fromkeys(DROPOUTS, _dropout),
     **dict.fromkeys((getattr, operator.getitem), _no_value),
 }
 
 METHODS: dict[str, Reader] = {
     "relu": _relu,
+    "relu_": _relu,
     "tanh": _tanh,
     "sigmoid": _sigmoid,
     "mean": _mean,
@@ -468,6 +506,7 @@ METHODS: dict[str, Reader] = {
     "mul": _multiply,
     "mul_": _multiply,
     **dict.fromkeys(("view", "reshape", "flatten"), _reshape),
+    "squeeze": _squeeze,
     "contiguous": _same,
     **dict.fromkeys(("size", "dim"), _no_value),
 }

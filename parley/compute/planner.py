@@ -101,7 +101,7 @@ class Plan:
         self.samples = vecs * kernels.lanes()
         """Of a chunk."""
         self.classes = network.answer[0]
-        self.answer = () if network.single else (self.classes,)
+        self.answer = network.of_each
         """The shape of what the model gives for a sample."""
         self.flops = sum(OPERATIONS[step.operation].flops(step) for step in steps)
         """Operations of a forward pass for one sample; a gradient takes three times as many."""

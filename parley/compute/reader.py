@@ -10,19 +10,23 @@ seconds and pulls norms to pieces.
 """
 
 import copy
+import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
 from parley.compute.buffers import Norm
-from parley.compute.layers import FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
+from parley.compute.layers import DROPOUTS, FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
 from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
 
 SAMPLES = 3
 """As many inputs are sent through a model; no other size in it should depend on this."""
+OTHER_SAMPLES = 2
+"""As many are sent where the model asks for sizes, to see that nothing depends on their number."""
 
 
 class Network(NamedTuple):
@@ -44,6 +48,11 @@ class Network(NamedTuple):
         """Its shape."""
         return self.steps[self.output - 1].result
 
+    @property
+    def of_each(self) -> tuple[int, ...]:
+        """The shape of what the model gives for a sample."""
+        return () if self.single else (self.answer[0],)
+
 
 class Traced:
     """A model that has been followed once, whatever the shape of its inputs.
@@ -56,16 +65,19 @@ class Traced:
     def __init__(self, model: nn.Module) -> None:
         if model._forward_hooks or model._forward_pre_hooks:
             raise Unsupported("the model has hooks")
-        tracer = _Tracer()
+        for path, layer in model.named_modules():
+            if layer._backward_hooks or layer._backward_pre_hooks:
+                raise Unsupported(f"{_named(path, layer)} has backward hooks")
+        tracer, drawn_before = _Tracer(), _random_state()
         try:
-            self.graph = tracer.trace(model)
+            with torch.enable_grad():
+                self.graph = tracer.trace(model)
         except Unsupported:
             raise
         except Exception as error:  # whatever a model does with its symbolic input
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            if isinstance(error, fx.proxy.TraceError) and "control flow" in said:
-                said = "its code branches on the values of a tensor"
-            raise Unsupported(f"{tracer.here(model)} cannot be traced: {said}") from error
+            raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
+        if _random_state() != drawn_before:
+            raise Unsupported("the model's code draws random numbers outside of its layers")
         self.model = model
         layers = dict(model.named_modules(remove_duplicate=False))
         for node in self.graph.nodes:
@@ -73,12 +85,22 @@ class Traced:
         used = {str(node.target) for node in self.graph.nodes if node.op == "call_module"}
         for path, layer in model.named_modules():
             if isinstance(layer, Norm) and path not in used:
-                where = f"layer {path} ({type(layer).__name__})"
-                raise Unsupported(f"{where} is never called, so that its statistics stay")
+                raise Unsupported(
+                    f"{_named(path, layer)} is never called, so that its statistics stay"
+                )
 
     def read(self, shape: tuple[int, ...]) -> Network:
         """The operations for inputs of this shape."""
-        results = _run(self.model, self.graph, shape)
+        results = _run(self.model, self.graph, shape, SAMPLES)
+        network = self._network(results)
+        if any(not isinstance(result, Tensor) for result in results.values()):
+            other = self._network(_run(self.model, self.graph, shape, OTHER_SAMPLES))
+            for step, otherwise in zip(network.steps, other.steps, strict=True):
+                if step != otherwise:
+                    raise Unsupported(f"{step.layer} depends on the number of samples in a batch")
+        return network
+
+    def _network(self, results: dict[fx.Node, Any]) -> Network:
         layers = dict(self.model.named_modules(remove_duplicate=False))
         names = {id(p): name for name, p in self.model.named_parameters()}
         values: dict[fx.Node, int] = {}
@@ -157,7 +179,23 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
 
+    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        if kind.startswith("call"):
+            # Both are states of PyTorch, not operations: a trace does not show them. Gradients are
+            # also off inside of a function that has a backward of its own.
+            path = target if kind == "call_module" else ""
+            where = _named(path, self.root.get_submodule(path)) if path else self.here(self.root)
+            if not torch.is_grad_enabled():
+                how = "with gradients off, or inside of a function with its own backward"
+                raise Unsupported(f"{where} runs {how}")
+            if torch.is_autocast_enabled("cpu"):
+                raise Unsupported(f"{where} runs with autocast on")
+        return super().create_node(kind, target, *args, **kwargs)
+
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(m, nn.modules.dropout._DropoutNd) and not m.training:
+            where = _named(self.path_of_module(m), m)
+            raise Unsupported(f"{where} is switched off while the model is trained")
         self._inside.append((self.path_of_module(m), m))
         result = super().call_module(m, forward, args, kwargs)
         self._inside.pop()  # not where it has failed: then this is where
@@ -165,14 +203,37 @@ class _Tracer(fx.Tracer):
 
     def here(self, model: nn.Module) -> str:
         """The layer that is being followed."""
-        path, layer = self._inside[-1] if self._inside else ("(the model)", model)
-        return f"layer {path} ({type(layer).__name__})"
+        return _named(*(self._inside[-1] if self._inside else ("", model)))
+
+
+def _named(path: str, layer: nn.Module) -> str:
+    return (
+        f"layer {path} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
+    )
+
+
+def _why(error: Exception) -> str:
+    """What an error in tracing says, in the words of somebody who wrote the model."""
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, fx.proxy.TraceError):
+        if "cannot be iterated" in said:
+            return "its code goes through a tensor, or takes it apart, in Python"
+        if "control flow" in said:
+            return "its code branches on the values or the size of a tensor"
+    return said
+
+
+def _random_state() -> tuple[Any, ...]:
+    """Where the global generators of random numbers stand."""
+    numpys = np.random.get_state(legacy=False)["state"]
+    torchs = torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), numpys["key"].tobytes(), numpys["pos"], torchs
 
 
 def _where(node: fx.Node, layers: dict[str, nn.Module]) -> str:
     """The layer to which a step belongs, and the function, if it is one."""
     if node.op == "call_module":
-        return f"layer {node.target} ({type(layers[str(node.target)]).__name__})"
+        return _named(str(node.target), layers[str(node.target)])
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", nn.Module)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
@@ -206,14 +267,16 @@ def _check(node: fx.Node, layers: dict[str, nn.Module]) -> None:
 
 
 @torch.no_grad()
-def _run(model: nn.Module, graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, Any]:
-    """What every node gives for inputs of this shape."""
+def _run(
+    model: nn.Module, graph: fx.Graph, shape: tuple[int, ...], samples: int
+) -> dict[fx.Node, Any]:
+    """What every node gives for so many inputs of this shape."""
     # A copy in use, not in training: neither the model's own buffers nor random numbers change.
     copied = copy.deepcopy(model).eval()
     module = fx.GraphModule(copied, graph)
     kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(SAMPLES, *shape, generator=generator).to(kind)
+    inputs = torch.randn(samples, *shape, generator=generator).to(kind)
     interpreter = fx.Interpreter(module)
     interpreter.garbage_collect_values = False
     layers = dict(module.named_modules(remove_duplicate=False))
@@ -223,6 +286,8 @@ def _run(model: nn.Module, graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.N
         before = {given: _version(results[given]) for given in node.all_input_nodes}
         if node.op == "placeholder":
             results[node] = inputs.clone()
+        elif node.target in DROPOUTS:  # traced in training, where they draw
+            results[node] = results[node.all_input_nodes[0]].clone()
         elif node.op == "output":
             _check_reads(node, overwritten, layers)
             _check_answer(copied(inputs), results.get(node.args[0]))

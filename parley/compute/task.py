@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from parley.compute.buffers import Layout, check_norms, forgetful, without_statistics
+from parley.compute.buffers import Layout, Norm, check_norms, forgetful, without_statistics
 from parley.compute.failing import failing_layer
 from parley.compute.goals import Goal
 from parley.compute.precision import BF16, FULL
@@ -248,11 +248,19 @@ class Task:
 
     @torch.no_grad()
     def _check_buffers(self, name: str, inputs: Tensor) -> None:
-        """Refuses a model that keeps something else between batches, which nobody would follow."""
+        """Refuses a model that keeps something else between batches, which nobody would follow, or
+        norms that it does not train; sees whether its own code draws random numbers."""
         before = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         after = {n: b.clone() for n, b in before.items()}
-        with torch.random.fork_rng(devices=[], enabled=self.random):
+        with torch.random.fork_rng(devices=[]):
+            drawn_before = torch.get_rng_state()
             functional_call(self.model, {**self.parameters(self.start()), **after}, (inputs,))
+            self.random |= not torch.equal(drawn_before, torch.get_rng_state())
+        for path, layer in self.model.named_modules():
+            if isinstance(layer, Norm) and not layer.training:
+                valid = "a model that trains its norms, or has GroupNorm in their place"
+                because = f"its code keeps layer {path} ({type(layer).__name__}) in evaluation mode"
+                raise BadValue("model", name, valid, because)
         for buffer, value in after.items():
             if not torch.equal(before[buffer], value):
                 valid = "a model that keeps only the running statistics of BatchNorm layers"

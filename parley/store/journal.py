@@ -215,6 +215,7 @@ class Journal:
             outputs.write(self.out, run, mean_E, self.keeper)
         meet(run.transport)  # a run is complete once every worker has written its models
         summary = summarise(run.experiment, self.last(run), self.out, run.stopped)
+        summary["engine"] = run.engine_name
         hosted = run.transport.placement.numbers or range(run.experiment.agents)
         if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:
             summary["agents_absent"] = absent

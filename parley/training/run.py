@@ -157,6 +157,11 @@ class Run:
         return numbers.index(named) if named in numbers else 0 if numbers else named
 
     @property
+    def engine_name(self) -> str:
+        """What computes the gradients, by its name in `--engine`."""
+        return self._tester.name
+
+    @property
     def models_AE(self) -> Tensor:
         """The hosted agents' models, each with its running statistics behind its parameters."""
         return torch.cat([self.state.x_AD, self.b_AS], 1)

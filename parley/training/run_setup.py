@@ -72,8 +72,10 @@ def choose_engine(
 ) -> Engine:
     """The requested engine; ``auto`` is the one that is fastest on worker 0, for all."""
     name, threads = experiment.engine, _threads(experiment, transport)
-    if name == "auto":
-        batch = batches.at(0)
+    batch = batches.at(0)
+    if name != "auto":
+        engines.check(name, task, batch)
+    else:
         shape = tuple(batch.inputs.shape[2:])
         names = engines.candidates(task, shape)
         found = engines.fastest(task, batch) if transport.placement.here == 0 else names[0]
