@@ -340,7 +340,7 @@ REFUSED = {
     ),
     "control flow": (
         lambda: stages(nn.Conv2d(2, 2, 3), nn.Sequential(Branching())),
-        "layer 1.0 (Branching) cannot be traced: its code branches on the values or the size of a tensor",
+        "layer 1.0 (Branching) cannot be traced: its code branches on the values or the size of",
     ),
     "own parameter": (lambda: stages(nn.Conv2d(2, 2, 3), Scaled()), "'1.scale'"),
     "dropout of another kind": (

@@ -1,5 +1,6 @@
 """Every operation of the compiled kernels against autograd: one row for each."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,8 @@ ROWS: dict[str, Callable[[], Task]] = {
     "convolution, large padding": conv(3, 4, 2, padding=3),
     "convolution, 7 x 7": conv(3, 8, 7, stride=2, padding=3),
     "convolution, tall": conv(3, 8, (5, 1), padding=(2, 0)),
+    "convolution, as many rows as before": conv(5, 7, (3, 5), padding="same", dilation=(2, 1)),
+    "convolution, no padding by name": conv(5, 7, 3, padding="valid"),
     "pointwise": conv(13, 21, 1),
     "pointwise, stride": conv(13, 21, 1, stride=2, bias=False),
     "depthwise": conv(6, 6, 3, padding=1, groups=6),
@@ -147,6 +150,7 @@ ROWS: dict[str, Callable[[], Task]] = {
         lambda x, a: torch.sigmoid(a(functional.adaptive_avg_pool2d(x, 1))) * x,
         a=nn.Conv2d(6, 6, 1),
     ),
+    "difference": written(lambda x, a: x - a(x), a=nn.Conv2d(6, 6, 3, padding=1)),
     "numbers": written(lambda x: 1 - (2 * x + 0.5) / 3),
     "concatenation": written(
         lambda x, a, b: torch.cat([a(x), x, b(x)], 1), a=nn.Conv2d(6, 2, 1), b=nn.Conv2d(6, 3, 1)
@@ -157,6 +161,7 @@ ROWS: dict[str, Callable[[], Task]] = {
     "flatten": written(lambda x, a: a(torch.flatten(x, 1)), a=nn.Linear(594, 5)),
     "view": written(lambda x, a: a(x.view(x.size(0), -1)), a=nn.Linear(594, 5)),
     "reshape to maps": written(lambda x, a: a(x.reshape(-1, 11, 6, 9)), a=nn.Conv2d(11, 3, 3)),
+    "squeezed": written(lambda x, a: a(x.mean((2, 3), True).squeeze((2, 3))), a=nn.Linear(6, 5)),
     "sizes": written(lambda x: functional.avg_pool2d(x, x.shape[2:])),
     "dropout": layer(nn.Dropout(0.3), nn.Conv2d(6, 5, 3), nn.Dropout(0.5)),
     "dropout of channels": layer(nn.Dropout2d(0.4), nn.Conv2d(6, 5, 3), nn.Flatten(), nn.Dropout()),
@@ -213,6 +218,46 @@ def test_dropout_is_off_in_use_and_differs_between_owners() -> None:
     )
     g_PD = engine.gradients(x_D.expand(3, -1), batch, [0, 0, 0], [0, 1, 0])[1]
     assert torch.equal(g_PD[0], g_PD[2]) and not torch.allclose(g_PD[0], g_PD[1])
+
+
+def test_a_norm_far_from_zero_is_as_precise_as_torch() -> None:
+    """Where the mean is a thousand times the deviation, a rounded mean would show."""
+    worst = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.GELU()),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
+        )
+        nn.init.constant_(model[0].bias, 1000)  # type: ignore[arg-type]
+        exact, batch = Task(copy.deepcopy(model), dtype=torch.float64), make_batch((3, 9, 9), (33,))
+        doubled = batch._replace(inputs=batch.inputs.double(), weights=batch.weights.double())
+        x_PD = exact.start()[None]
+        _, expected = LoopEngine(exact).gradients(x_PD, doubled, [0], [0])
+        task = Task(model)
+        errors = [
+            float((engine(task).gradients(x_PD.float(), batch, [0], [0])[1] - expected).norm())
+            for engine in (FusedEngine, LoopEngine)
+        ]
+        worst.append(errors)
+    fused, loop = (max(errors) for errors in zip(*worst, strict=True))
+    assert fused < 1.5 * loop
+
+
+def test_dropout_by_functions() -> None:
+    def drops(x: Tensor, a: nn.Module) -> Tensor:
+        x = a(functional.dropout(x, 0.3, a.training))
+        return functional.dropout2d(functional.dropout(x, 0.5, False), 0.2, training=a.training)
+
+    task, batch = written(drops, a=nn.Conv2d(6, 5, 3))(), make_batch(SHAPE, (6, 19))
+    assert not task.random  # no layer says so
+    task.fit("drops", batch.inputs[0, :4], batch.targets[0, :4], 5)
+    assert task.random
+    assert supports(task, SHAPE) == ""
+    assert_same_gradients(task, batch)
+    x_D, inputs = task.start(), batch.inputs[0]
+    found, expected = FusedEngine(task).predict(x_D, inputs), task.predict(x_D, inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def with_batchnorm() -> Task:

@@ -1,12 +1,19 @@
 """What the kernels compute is what the model's code does, or it is left to torch."""
 
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+from parley.compute import choose, kernels, layers
 from parley.compute.compiled import FusedEngine, supports
 from parley.compute.engine import LoopEngine
 from parley.compute.reader import Traced
 from parley.compute.task import Task
+from parley.errors import BadValue
 from tests.compute.test_fused import make_batch
 from tests.compute.test_operations import Written
 
@@ -89,3 +96,139 @@ def test_a_pool_passes_before_its_relu_unless_somebody_else_sees_that() -> None:
     _, expected = LoopEngine(task).gradients(x_PD, batch, [0], [0])
     _, found = FusedEngine(task).gradients(x_PD, batch, [0], [0])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+class Reversed(torch.autograd.Function):
+    """A gradient that no trace shows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *passed: Tensor) -> Tensor:
+        return -passed[0]
+
+
+def without_gradients(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+    with torch.no_grad():
+        x = a(x)
+    out: Tensor = b(x)
+    return out
+
+
+def in_bf16(x: Tensor, a: nn.Module) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        x = a(x)
+    return x.float()
+
+
+def never_dropped(x: Tensor, a: nn.Module, b: nn.Module) -> Tensor:
+    out: Tensor = b.eval()(a(x))
+    return out
+
+
+def sometimes(draw: Callable[[], float]) -> Callable[..., Tensor]:
+    def forward(x: Tensor, a: nn.Module) -> Tensor:
+        out: Tensor = a(x) if a.training and draw() < 2 else x
+        return out
+
+    return forward
+
+
+UNSEEN: dict[str, tuple[Callable[..., Tensor], dict[str, nn.Module], str]] = {
+    "no gradients": (
+        without_gradients,
+        {"b": nn.Linear(3, 3)},
+        "layer parts.a (Linear) runs with gradients off",
+    ),
+    "own gradient": (
+        lambda x, a: Reversed.apply(a(x)),
+        {},
+        "the model (Written) runs with gradients off, or inside of a function with its own backw",
+    ),
+    "autocast": (in_bf16, {}, "layer parts.a (Linear) runs with autocast on"),
+    "dropout that is off": (
+        never_dropped,
+        {"b": nn.Dropout(0.5)},
+        "layer parts.b (Dropout) is switched off while the model is trained",
+    ),
+    "Python's random numbers": (sometimes(random.random), {}, "draws random numbers"),
+    "torch's random numbers": (sometimes(lambda: torch.rand(1).item()), {}, "draws random numbers"),
+    "alpha": (lambda x, a: torch.sub(a(x), 2.0, alpha=3), {}, "the model: sub() has alpha=3"),
+    "rounding": (
+        lambda x, a: torch.div(a(x), 0.3, rounding_mode="floor") + x,
+        {},
+        "the model: div() has rounding_mode='floor'",
+    ),
+    "number of samples": (
+        lambda x, a: a(x) * (1.0 / x.shape[0]),
+        {},
+        "the model: mul() depends on the number of samples in a batch",
+    ),
+    "branch by size": (
+        lambda x, a: a(x) if x.shape[0] > 8 else x,
+        {},
+        "the model (Written) cannot be traced: its code branches on the values or the size",
+    ),
+    "taken apart": (
+        lambda x, a: torch.stack(list(a(x))),
+        {},
+        "its code goes through a tensor, or takes it apart",
+    ),
+    "squeezed": (
+        lambda x, a: a(x).squeeze(),
+        {},
+        "the model: squeeze() would drop the axis of samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_trace_shows_is_left_to_torch(name: str) -> None:
+    forward, parts, words = UNSEEN[name]
+    assert words in reason(forward, **parts)
+
+
+def test_hooks_of_backward_passes() -> None:
+    linear = nn.Linear(3, 3)
+    assert not reason(lambda x, a, b: b(a(x)), b=linear)
+    handle = linear.register_full_backward_hook(lambda *_: None)
+    assert reason(lambda x, a, b: b(a(x)), b=linear) == (
+        "layer parts.b (Linear) has backward hooks"
+    )
+    handle.remove()
+    linear.register_full_backward_pre_hook(lambda *_: None)
+    assert "has backward hooks" in reason(lambda x, a, b: b(a(x)), b=linear)
+
+
+def test_a_gradient_that_is_not_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else was read wrongly, and whoever is asked."""
+    if not kernels.available():
+        pytest.skip("no compiled kernels on this machine")
+    monkeypatch.setitem(layers.LAYERS, nn.Tanh, layers.LAYERS[nn.Sigmoid])
+    task = Task(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 10)))
+    assert "gradient of the model by the kernels is not the one by autograd" in supports(task, (3,))
+    assert "fused" not in choose.candidates(task, (3,))
+    with pytest.raises(BadValue, match="not the one by autograd"):
+        FusedEngine(task).gradients(task.start()[None], make_batch((3,), (5,)), [0], [0])
+
+
+class Branching(nn.Module):
+    """What only autograd can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        return out if out.sum() > 0 else -out
+
+
+def test_an_engine_that_cannot_is_refused_with_the_layer() -> None:
+    task, batch = Task(nn.Sequential(nn.Identity(), Branching())), make_batch((3,), (5,))
+    for name in ("vmap", "fused"):
+        with pytest.raises(BadValue, match=r"layer 1 \(Branching\).*valid: loop, auto"):
+            choose.check(name, task, batch)
+    choose.check("loop", task, batch)

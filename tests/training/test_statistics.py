@@ -246,6 +246,20 @@ class Counting(nn.Module):
         return out
 
 
+class Unmoved(nn.Sequential):
+    """A model whose norm goes by the statistics that it was given with."""
+
+    def train(self, mode: bool = True) -> "Unmoved":
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_norms_that_are_not_trained_are_refused() -> None:
+    with pytest.raises(BadValue, match=r"keeps layer 1 \(BatchNorm1d\) in evaluation mode"):
+        trained(lambda: Unmoved(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 2)))
+
+
 def test_other_buffers_that_training_changes_are_refused() -> None:
     with pytest.raises(BadValue, match="training changes its buffer 'seen'"):
         trained(Counting)

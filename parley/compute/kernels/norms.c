@@ -38,7 +38,7 @@ typedef struct { /* one group of `width` vectors of every pixel, from vector `fr
 static ALWAYS_INLINE void forward_group(const int form, const int width, const Group *g) {
     Int vecs = g->in.vecs, pixels = g->in.pixels;
     float count = g->channels * pixels;
-    vec sum[4][2] = {{{0}}}, square[4][2] = {{{0}}}, r[4], mean[4], unused, unused_v;
+    vec sum[4][2] = {{{0}}}, square[4][2] = {{{0}}}, rest[4] = {{0}}, r[4], mean[4], unused, unused_v;
     for (Int c = 0; c < g->channels; c++) {
         const vec *x = g->in.at + c * g->in.channel + g->from;
         Int p = 0; /* two sums, each in a register */
@@ -54,15 +54,17 @@ static ALWAYS_INLINE void forward_group(const int form, const int width, const G
         for (; p + 2 <= pixels; p += 2)
             UNROLL for (int j = 0; j < width; j++) {
                 vec d = x[p * vecs + j] - mean[j], e = x[(p + 1) * vecs + j] - mean[j];
-                square[j][0] += d * d, square[j][1] += e * e;
+                square[j][0] += d * d, square[j][1] += e * e, rest[j] += d + e;
             }
         if (p < pixels) UNROLL for (int j = 0; j < width; j++) {
             vec d = x[p * vecs + j] - mean[j];
-            square[j][0] += d * d;
+            square[j][0] += d * d, rest[j] += d;
         }
     }
     UNROLL for (int j = 0; j < width; j++) {
-        vec variance = (square[j][0] + square[j][1]) / count + g->eps;
+        rest[j] /= count; /* what rounding has left of the mean, where it is far from zero */
+        mean[j] += rest[j];
+        vec variance = (square[j][0] + square[j][1]) / count - rest[j] * rest[j] + g->eps;
         for (int l = 0; l < LANES; l++) r[j][l] = 1.0f / sqrtf(variance[l]);
         g->mean[j] = mean[j], g->scale[j] = r[j];
     }
