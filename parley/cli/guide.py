@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import DataRoot, Json, Parallel, count, option, switch
+from parley.cli.options import DataRoot, Json, Parallel, check_picture, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -75,6 +75,7 @@ def guide(
     days on one core; --fraction 0.2 --test-fraction 0.5 takes several hours. Results of methods
     not listed in --methods are kept.
     """
+    check_picture(picture)
     chosen = study.settings_named(name)
     budget = study.Budget(
         count("trials", trials),

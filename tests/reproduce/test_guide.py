@@ -210,6 +210,8 @@ def test_the_page_and_the_picture_go_where_they_are_asked_for(
     assert done.exit_code == 0, done.output
     assert findings.markdown(results).strip() in page.read_text()
     assert picture.stat().st_size > 10_000
+    done = CliRunner().invoke(cli.app, [*asked, "--picture", str(tmp_path / "guide.xyz")])
+    assert done.exit_code and "picture" in str(done.output or done.exception)
 
 
 def test_a_seed_that_diverges_before_its_first_record_is_counted(
