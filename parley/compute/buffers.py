@@ -20,6 +20,16 @@ Norm = nn.modules.batchnorm._NormBase
 COUNTER = "num_batches_tracked"
 
 
+def without_graphs(model: nn.Module) -> nn.Module:
+    """The model itself. What its code has kept of a forward pass (activations, say) no longer
+    leads back to how it was computed: that would stay in memory, and cannot be copied."""
+    for layer in model.modules():
+        for name, value in layer.__dict__.items():
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                layer.__dict__[name] = value.detach()
+    return model
+
+
 class Moments(NamedTuple):
     """Where the statistics of one layer are in the flat vector."""
 

@@ -8,43 +8,38 @@ backward over one preallocated workspace, each parameter's gradient where it bel
 `kernels/graph.h` says how. S are flat running statistics, E parameters with those behind them.
 """
 
-import copy
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from parley.compute import kernels
-from parley.compute.engine import Engine, LoopEngine, Pairs, Share, dropout_seed
-from parley.compute.goals import Goal
+from parley.compute.agreement import wrong_parameter
+from parley.compute.engine import Engine, Pairs, Share, dropout_seed
 from parley.compute.layers import Unsupported
+from parley.compute.memory import zeros
 from parley.compute.planner import CROSS_ENTROPY, Parameters, Plan, loss_of
 from parley.compute.portions import PairSums, Part, slices
 from parley.compute.reader import Network, Traced
 from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.measures import OWN
 
 VECTORS = 2
 """Vectors of samples that pass through a network together. A tile of six channels by two vectors
 fills the registers, and what passes between two layers is half as large as with four."""
 SEEN = 2
 """Gradients of agents' own models, of the same batch, whose statistics are kept."""
-LARGE_PAGE = 1 << 21
-"""Bytes. A network's memory is touched in so many places that small pages cost a twentieth of the
-time for VGG-11 and for a residual network."""
 WORTH_A_THREAD = 5e8
 """Floating-point operations from which on a call is shared out among threads, some milliseconds:
 with less, waking them costs more than they give."""
 
 
+@torch.inference_mode(False)
 def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     """Why the kernels cannot compute this task's gradients; empty if they can.
 
@@ -76,7 +71,8 @@ class _Followed:
         self._model = task.whole
         self._traced = Traced(task.model)
         self._networks: dict[tuple[int, ...], Network] = {}
-        self._differences: dict[tuple[int, ...], float] = {}
+        self._wrong: dict[tuple[int, ...], str] = {}
+        """The parameter whose gradient the kernels would get wrong; none, usually."""
 
     def network(self, shape: tuple[int, ...]) -> Network:
         """Its operations, for inputs of this shape."""
@@ -86,42 +82,23 @@ class _Followed:
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuses a model whose gradient, computed by the kernels, is not what autograd says."""
-        if shape not in self._differences:
-            self._differences[shape] = 0.0  # the engine that finds it out need not ask
-            self._differences[shape] = self._difference(shape)
-        if not self._differences[shape] < DIFFERENT:
-            raise Unsupported(
-                "a gradient of the model by the kernels is not the one by autograd: they differ "
-                f"by {self._differences[shape]:.0%} of its size"
-            )
+        if shape not in self._wrong:
+            self._wrong[shape] = ""  # the engine that finds it out need not ask
+            try:
+                network = self.network(shape)
+                self._wrong[shape] = wrong_parameter(self._model, network, shape, self._engine)
+            except Exception as error:  # whatever autograd says
+                del self._wrong[shape]
+                said = (str(error).splitlines() or [type(error).__name__])[0].partition(": [")[0]
+                raise Unsupported(f"its gradient cannot be checked: {said}") from error
+        if name := self._wrong[shape]:
+            raise Unsupported(f"the gradient of {name} by the kernels is not autograd's")
 
-    def _difference(self, shape: tuple[int, ...]) -> float:
-        """Between both gradients of the squared error, for random inputs and targets."""
-        task = Task(copy.deepcopy(self._model), nn.MSELoss(reduction="none"), goal=Goal(OWN))
+    def _engine(self, task: Task) -> Engine:
+        """For another task with the same model."""
         _FOLLOWED[task] = self
-        network = self.network(shape)
-        task.random = any(step.operation == "masking" for step in network.steps)
-        random = torch.Generator().manual_seed(0)
-        # Beside the start, where some networks have zeros through which nothing would be seen.
-        x_1D = task.start()[None]
-        x_1D += 0.01 * torch.randn(x_1D.shape, generator=random)
-        inputs = torch.randn(1, CHECKED, *shape, generator=random)
-        targets = torch.randn(1, CHECKED, *network.of_each, generator=random)
-        weights = torch.full((1, CHECKED), 1 / CHECKED)
-        batch = Batch(inputs, targets, weights, (CHECKED,), (0,), 0)
-        found, expected = (
-            engine(task).gradients(x_1D, batch, [0], [0])[1].double()
-            for engine in (FusedEngine, LoopEngine)
-        )
-        if not bool(expected.isfinite().all()):
-            return 0.0  # nothing can be said
-        return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+        return FusedEngine(task)
 
-
-CHECKED = 3
-"""Samples of the gradient that is compared."""
-DIFFERENT = 0.05
-"""Relative difference of two gradients that is not rounding: a step at a ReLU's kink included."""
 
 _FOLLOWED: "WeakKeyDictionary[Task, _Followed]" = WeakKeyDictionary()
 
@@ -155,7 +132,7 @@ class FusedEngine(Engine):
         self._seen: list[_Seen] = []
         self._laid_out = torch.empty(0)
         self._sums: PairSums | None = None
-        self._one_gradient = [_zeros(task.size) for _ in range(threads)]
+        self._one_gradient = [zeros(task.size) for _ in range(threads)]
 
     supports = staticmethod(supports)
 
@@ -375,7 +352,7 @@ class FusedEngine(Engine):
         floats = self._library.parley_converted(plan.graph, 1)
         wanted = chunks[-1].stop * floats if chunks else 0
         if len(self._laid_out) < wanted:
-            self._laid_out = _zeros(wanted)
+            self._laid_out = zeros(wanted)
         at = self._laid_out.data_ptr()
 
         def work(thread: int, part: slice) -> None:
@@ -395,7 +372,7 @@ class FusedEngine(Engine):
         known = self._plans.get(key)
         if known is None or (known.plan.couples and (samples or 0) > known.plan.samples):
             plan = self._plan(tuple(shape), samples)
-            workspaces = [_zeros(plan.vectors * kernels.lanes()) for _ in range(self.crew.size)]
+            workspaces = [zeros(plan.vectors * kernels.lanes()) for _ in range(self.crew.size)]
             self._plans[key] = _Ground(plan, workspaces)
         return self._plans[key]
 
@@ -442,7 +419,7 @@ class FusedEngine(Engine):
         size_R = np.asarray(batch.sizes, dtype=np.int64)
         floats = self._library.parley_converted(graph, inputs.shape[1])
         again = kept is not None and len(kept.memory) >= len(inputs) * floats
-        memory = kept.memory if kept is not None and again else _zeros(len(inputs) * floats)
+        memory = kept.memory if kept is not None and again else zeros(len(inputs) * floats)
         self._library.parley_convert(
             graph,
             len(inputs),
@@ -517,16 +494,3 @@ class _Seen(NamedTuple):
     rows: tuple[int, ...]
     b_PS: Tensor
     """Means and variances of the batches."""
-
-
-def _zeros(floats: int) -> Tensor:
-    """Zeroed memory that begins on a cache line, in large pages where the system has them."""
-    size = 4 * floats + LARGE_PAGE
-    if size < 3 * LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = torch.zeros(floats + 16)
-        return memory[-(memory.data_ptr() // 4) % 16 :]
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.float32)
-    return memory[-memory.data_ptr() % LARGE_PAGE // 4 :][:floats]

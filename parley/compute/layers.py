@@ -1,7 +1,6 @@
 """How each layer, function and method is read: the tables of `reader.py`."""
 
 import operator
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -9,22 +8,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from parley.compute.convolutions import Pair, fastest
 from parley.compute.operations import (
     ACTIVATIONS,
-    BY_ROWS,
-    DEPTHWISE,
-    DIRECT,
     EVONORM_HARD_SWISH,
     EVONORM_S0,
     PLAIN,
     POINTWISE,
-    WINOGRAD,
     Shape,
     Step,
 )
 from parley.models import EvoNorm
-
-Pair = tuple[int, int]
 
 
 class Unsupported(Exception):
@@ -40,6 +34,10 @@ def shape_of(tensor: Tensor, where: str) -> Shape:
     if tensor.ndim == 4:
         return (int(tensor.shape[1]), int(tensor.shape[2]), int(tensor.shape[3]))
     raise Unsupported(f"{where}: a tensor of {tensor.ndim} axes is neither features nor a map")
+
+
+LIKE_THE_FIRST = ("norm", "batch_norm", "activation", "addition", "product", "masking")
+"""Operations whose result has the shape of their first input."""
 
 
 class Call(NamedTuple):
@@ -71,6 +69,13 @@ class Call(NamedTuple):
             raise Unsupported(f"{self.where}: an argument is not a value of the network")
         return self.values[given], shape_of(self.results[given], self.where)
 
+    def two(self, one: fx.Node, other: fx.Node) -> tuple[tuple[int, Shape], tuple[int, Shape]]:
+        """Two values that torch does not stretch along axes that one of them lacks."""
+        axes = [self.results[given].ndim for given in (one, other)]
+        if axes[0] != axes[1]:
+            raise Unsupported(f"{self.where} has operands of {axes[0]} and {axes[1]} axes")
+        return self.value(one), self.value(other)
+
     def emit(
         self,
         operation: str,
@@ -84,6 +89,8 @@ class Call(NamedTuple):
         """Adds a step; the number of its result."""
         given = given or (self.value(self.argument(0, "input")),)
         result = result or shape_of(self.results[self.node], self.where)
+        if operation in LIKE_THE_FIRST and result != given[0][1]:
+            raise Unsupported(f"{self.where} makes {result} of {given[0][1]}")
         names = tuple(None if p is None else self.names[id(p)] for p in parameters)
         inputs, shapes = zip(*given, strict=True)
         step = Step(
@@ -118,7 +125,7 @@ def _convolution(call: Call) -> int:
     padding = _padding(call, layer, kernel, dilation)
     geometry = (layer.groups, *kernel, *_pair(layer.stride), *padding, *dilation)
     first = call.value(call.argument(0, "input"))
-    method = _method(layer, padding, first, shape_of(call.results[call.node], call.where))
+    method = fastest(layer, padding, first, shape_of(call.results[call.node], call.where))
     if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
         raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
     return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
@@ -136,63 +143,6 @@ def _padding(call: Call, layer: nn.Conv2d, kernel: Pair, dilation: Pair) -> Pair
     if high % 2 or wide % 2:
         raise Unsupported(f"{call.where} pads with more zeros on one side than on the other")
     return (high // 2, wide // 2)
-
-
-def _method(layer: nn.Conv2d, padding: Pair, first: tuple[int, Shape], outputs: Shape) -> int:
-    """Which kernel is fastest."""
-    value, inputs = first
-    kernel = tuple(layer.kernel_size)
-    if kernel == (1, 1) and padding == (0, 0) and layer.groups == 1:
-        return POINTWISE
-    if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
-        return DEPTHWISE
-    if os.environ.get("PARLEY_WINOGRAD", "") == "off":
-        return DIRECT
-    if _by_tiles(layer, padding, inputs, outputs):
-        return WINOGRAD
-    return BY_ROWS if not value and _by_rows(layer, padding, inputs, outputs) else DIRECT
-
-
-def _by_rows(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:
-    """Whether minimal filtering along rows gains, for the network's input."""
-    kernel = tuple(layer.kernel_size)
-    if kernel not in ((3, 3), (5, 5)) or max(padding) >= kernel[0]:
-        return False
-    if max(*layer.stride, *layer.dilation, layer.groups) > 1:
-        return False
-    products = -(-outputs[2] // 4) * (4 + kernel[1] - 1)
-    return inputs[0] < 4 <= outputs[0] and products < 0.8 * outputs[2] * kernel[1]
-
-
-def _by_tiles(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:
-    """Whether Winograd's method gains, with the tiles of `kernels/transforms.h`."""
-    wide, high = inputs[0], outputs[0]
-    kernel, stride = tuple(layer.kernel_size), tuple(layer.stride)
-    if (kernel, stride) not in (((3, 3), (1, 1)), ((3, 3), (2, 2)), ((5, 5), (1, 1))):
-        return False
-    if layer.groups > 1 or max(layer.dilation) > 1:
-        return False
-    if max(padding) >= kernel[0] or min(wide, high) < 4:
-        return False
-    whole = kernel == (3, 3) and stride == (1, 1) and inputs[1:] == outputs[1:] == (2, 2)
-    sides = (2,) if whole else (4, 5) if kernel == (5, 5) else (4,)
-    places = min(
-        -(-outputs[1] // side)
-        * -(-outputs[2] // side)
-        * (3 if whole else 9 if stride == (2, 2) else side + kernel[0] - 1) ** 2
-        for side in sides
-    )
-    # Their products, and about six additions for each value in and out: half of them with a stride.
-    by_tiles = places * (wide * high + 6 // stride[0] * (wide + high))
-    met = [
-        sum(
-            0 <= stride[0] * at + tap - pad < size
-            for at in range(count)
-            for tap in range(kernel[0])
-        )
-        for pad, size, count in zip(padding, inputs[1:], outputs[1:], strict=True)
-    ]
-    return by_tiles < 0.8 * met[0] * met[1] * wide * high
 
 
 def _linear(call: Call) -> int:
@@ -333,7 +283,7 @@ def _two(name: str) -> Reader:
         if not (isinstance(one, fx.Node) and isinstance(other, fx.Node)):
             number = float(other if isinstance(one, fx.Node) else one)
             return _affine(call, *((1.0, number) if name == "addition" else (number, 0.0)))
-        first, second = call.value(one), call.value(other)
+        first, second = call.two(one, other)
         if name == "product" and first[1][1:] == (1, 1) != second[1][1:]:
             first, second = second, first
         gates = name == "product" and second[1] == (first[1][0], 1, 1)
@@ -352,7 +302,7 @@ def _subtraction(call: Call) -> int:
         return _affine(call, -1.0, float(one))
     if not isinstance(other, fx.Node):
         return _affine(call, 1.0, -float(other))
-    first, second = call.value(one), call.value(other)
+    first, second = call.two(one, other)
     if first[1] != second[1]:
         raise Unsupported(f"{call.where} has operands of shapes {first[1]} and {second[1]}")
     options = (ACTIVATIONS.index("affine"),)
@@ -392,7 +342,10 @@ def _reshape(call: Call) -> int:
 
 
 def _squeeze(call: Call) -> int:
-    if call.argument(1, "dim") is None:
+    axes = call.argument(1, "dim")
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    before = call.results[call.argument(0, "input")].ndim
+    if any(axis is None or axis % before == 0 for axis in axes):
         raise Unsupported(f"{call.where} would drop the axis of samples if there were only one")
     return _reshape(call)
 

@@ -13,13 +13,14 @@ import copy
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from parley.compute.buffers import Norm
+from parley.compute.buffers import Norm, without_graphs
 from parley.compute.layers import DROPOUTS, FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
 from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
 
@@ -68,16 +69,7 @@ class Traced:
         for path, layer in model.named_modules():
             if layer._backward_hooks or layer._backward_pre_hooks:
                 raise Unsupported(f"{_named(path, layer)} has backward hooks")
-        tracer, drawn_before = _Tracer(), _random_state()
-        try:
-            with torch.enable_grad():
-                self.graph = tracer.trace(model)
-        except Unsupported:
-            raise
-        except Exception as error:  # whatever a model does with its symbolic input
-            raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
-        if _random_state() != drawn_before:
-            raise Unsupported("the model's code draws random numbers outside of its layers")
+        self.graph = _trace(model)
         self.model = model
         layers = dict(model.named_modules(remove_duplicate=False))
         for node in self.graph.nodes:
@@ -95,9 +87,9 @@ class Traced:
         network = self._network(results)
         if any(not isinstance(result, Tensor) for result in results.values()):
             other = self._network(_run(self.model, self.graph, shape, OTHER_SAMPLES))
-            for step, otherwise in zip(network.steps, other.steps, strict=True):
-                if step != otherwise:
-                    raise Unsupported(f"{step.layer} depends on the number of samples in a batch")
+            pairs = zip_longest(network.steps, other.steps)
+            for step in (one or two for one, two in pairs if one != two):
+                raise Unsupported(f"{step.layer} depends on the number of samples in a batch")
         return network
 
     def _network(self, results: dict[fx.Node, Any]) -> Network:
@@ -169,6 +161,46 @@ def _fits_within(step: Step, pool: Step) -> bool:
     return by_rows and halved and pool.result[1:] == (rows // 2, columns // 2)
 
 
+def _trace(model: nn.Module) -> fx.Graph:
+    """The model's code, followed once; the model stays as it was."""
+    tracer, random_before = _Tracer(), _random_state(model)
+    before = [(layer, dict(layer.__dict__)) for layer in model.modules()]
+
+    def refuse(function: type, *_: Any, **__: Any) -> Any:
+        how = f"uses {function.__name__}, a function with its own backward"
+        raise Unsupported(f"{tracer.here(model)} {how}")
+
+    apply = torch.autograd.Function.__dict__["apply"]
+    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment]
+    try:
+        with torch.enable_grad():
+            graph = tracer.trace(model)
+        if _random_state(model) != random_before:
+            raise Unsupported("the model's code draws random numbers outside of its layers")
+        _check_attributes(model, before)
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever a model does with its symbolic input
+        raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        for layer, attributes in before:
+            layer.__dict__.clear()
+            layer.__dict__.update(attributes)
+    return graph
+
+
+def _check_attributes(model: nn.Module, before: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    """Refuses a model that counts: the next pass through its code may be another one."""
+    paths = {id(layer): path for path, layer in model.named_modules()}
+    for layer, attributes in before:
+        for name, value in layer.__dict__.items():
+            known = attributes.get(name, value)
+            if isinstance(value, int | float | str) and name != "training" and value != known:
+                where = _named(paths[id(layer)], layer)
+                raise Unsupported(f"{where} changes its attribute {name!r} whenever it is called")
+
+
 class _Tracer(fx.Tracer):
     """Stops at the layers that are known and at PyTorch's own."""
 
@@ -181,13 +213,11 @@ class _Tracer(fx.Tracer):
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         if kind.startswith("call"):
-            # Both are states of PyTorch, not operations: a trace does not show them. Gradients are
-            # also off inside of a function that has a backward of its own.
+            # Both are states of PyTorch, not operations: a trace does not show them.
             path = target if kind == "call_module" else ""
             where = _named(path, self.root.get_submodule(path)) if path else self.here(self.root)
             if not torch.is_grad_enabled():
-                how = "with gradients off, or inside of a function with its own backward"
-                raise Unsupported(f"{where} runs {how}")
+                raise Unsupported(f"{where} runs with gradients off")
             if torch.is_autocast_enabled("cpu"):
                 raise Unsupported(f"{where} runs with autocast on")
         return super().create_node(kind, target, *args, **kwargs)
@@ -223,11 +253,29 @@ def _why(error: Exception) -> str:
     return said
 
 
-def _random_state() -> tuple[Any, ...]:
-    """Where the global generators of random numbers stand."""
-    numpys = np.random.get_state(legacy=False)["state"]
-    torchs = torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpys["key"].tobytes(), numpys["pos"], torchs
+def _random_state(model: nn.Module) -> list[Any]:
+    """Where the generators of random numbers stand: the global ones, and those of the model."""
+    found = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
+    for value in (value for layer in model.modules() for value in layer.__dict__.values()):
+        if isinstance(value, random.Random):
+            found.append(value.getstate())
+        elif isinstance(value, np.random.Generator):
+            found.append(value.bit_generator.state)
+        elif isinstance(value, np.random.RandomState):
+            found.append(value.get_state(legacy=False))
+        elif isinstance(value, torch.Generator):
+            found.append(value.get_state())
+    return [_comparable(state) for state in found]
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _comparable(value) for name, value in state.items()}
+    return (
+        state.tobytes()
+        if isinstance(state, np.ndarray)
+        else (state.numpy().tobytes() if isinstance(state, Tensor) else state)
+    )
 
 
 def _where(node: fx.Node, layers: dict[str, nn.Module]) -> str:
@@ -272,7 +320,7 @@ def _run(
 ) -> dict[fx.Node, Any]:
     """What every node gives for so many inputs of this shape."""
     # A copy in use, not in training: neither the model's own buffers nor random numbers change.
-    copied = copy.deepcopy(model).eval()
+    copied = copy.deepcopy(without_graphs(model)).eval()
     module = fx.GraphModule(copied, graph)
     kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     generator = torch.Generator().manual_seed(0)
@@ -290,7 +338,9 @@ def _run(
             results[node] = results[node.all_input_nodes[0]].clone()
         elif node.op == "output":
             _check_reads(node, overwritten, layers)
-            _check_answer(copied(inputs), results.get(node.args[0]))
+            with torch.random.fork_rng(devices=[]):  # dropout may be on even in use
+                answer = copied(inputs)
+            _check_answer(answer, results.get(node.args[0]))
         else:
             interpreter.env = results
             try:

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from parley.compute.buffers import Layout, Norm, check_norms, forgetful, without_statistics
+from parley.compute.buffers import (
+    Layout,
+    Norm,
+    check_norms,
+    forgetful,
+    without_graphs,
+    without_statistics,
+)
 from parley.compute.failing import failing_layer
 from parley.compute.goals import Goal
 from parley.compute.precision import BF16, FULL
@@ -126,14 +133,20 @@ class Task:
         if not learned:
             valid = "a model with parameters to learn"
             raise BadValue("model", type(model).__name__, valid, "it has none")
+        for path, parameter in learned.items():
+            if parameter._backward_hooks:
+                because = f"parameter {path} has a hook, which would never be called"
+                raise BadValue("model", type(model).__name__, "a model without such hooks", because)
         self.names = tuple(learned)
         self.shapes = tuple(p.shape for p in learned.values())
         self.sizes = tuple(p.numel() for p in learned.values())
         self.size = sum(self.sizes)
-        self.random = getattr(model, "random", False) or any(
+        self.random = getattr(model, "random", False) is True or any(
             isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()
         )
-        """Whether a forward pass draws random numbers (dropout)."""
+        """Whether a forward pass in training draws random numbers (dropout)."""
+        self.random_in_use = False
+        """Whether it also does when the model is used; known after `fit`."""
         self.uses_batch = any(
             isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules()
         )
@@ -220,6 +233,7 @@ class Task:
         self.loss = self.loss if settled is None else settled(outputs)
         self._fit_loss(inputs, targets)
         losses = self._tried_loss(outputs, targets)
+        self._try_gradient(name, inputs, targets)
         if not bool(torch.isfinite(losses).all()):
             because = f"it is {float(losses[~torch.isfinite(losses)][0])} for the model's start"
             raise BadValue("loss", _name(self.loss), "a loss that is finite there", because)
@@ -228,7 +242,10 @@ class Task:
         shape = list(inputs.shape[1:])
         takes = f"a model that takes inputs of shape {shape}"
         try:
-            outputs = self.predict(self.start(), inputs)
+            with torch.random.fork_rng(devices=[]):
+                drawn_before = torch.get_rng_state()
+                outputs = self.predict(self.start(), inputs)
+                self.random_in_use = not torch.equal(drawn_before, torch.get_rng_state())
         except Exception as error:  # whatever the model may raise
             wanted, _ = self.goal.refusal(torch.empty(0), targets, classes)
             layer = failing_layer(self.model, lambda: self.predict(self.start(), inputs))
@@ -265,6 +282,16 @@ class Task:
             if not torch.equal(before[buffer], value):
                 valid = "a model that keeps only the running statistics of BatchNorm layers"
                 raise BadValue("model", name, valid, f"training changes its buffer {buffer!r}")
+
+    def _try_gradient(self, name: str, inputs: Tensor, targets: Tensor) -> None:
+        x_D = self.start().requires_grad_()
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                torch.autograd.grad(self.losses(x_D, inputs, targets).mean(), x_D)
+        except RuntimeError as error:
+            said = _first_line(error).partition(": [")[0]
+            because = f"autograd cannot compute its gradient: {said}"
+            raise BadValue("model", name, "a model that can be differentiated", because) from error
 
     def _fit_loss(self, inputs: Tensor, targets: Tensor) -> None:
         """Finds out whether the loss gives a value for each sample or their mean."""
@@ -351,7 +378,7 @@ class Task:
     def module(self, x_E: Tensor) -> nn.Module:
         """A stand-alone copy of the model that carries these parameters, and running statistics if
         they follow. Adapters become part of its weights."""
-        module = copy.deepcopy(self.whole).eval()
+        module = copy.deepcopy(without_graphs(self.whole)).eval()
         _, named = self._split(x_E)
         module.load_state_dict({n: p.clone() for n, p in named.items()}, strict=False)
         return merged(module)

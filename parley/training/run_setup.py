@@ -65,6 +65,11 @@ def try_model(experiment: Experiment, problem: Problem, task: Task, transport: T
     inputs = problem.transform.normalise(few.inputs, task.dtype).to(device)
     classes = len(problem.class_names)
     task.fit(experiment.model, inputs, few.targets.to(device), classes)
+    if task.random_in_use:
+        log.warning(
+            "the model draws random numbers when it is used, not only in training, so its accuracy "
+            "differs from one evaluation to the next; is there a dropout without self.training?"
+        )
 
 
 def choose_engine(

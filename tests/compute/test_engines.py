@@ -9,7 +9,7 @@ from torch import nn
 from parley import models
 from parley.cache import cache_folder
 from parley.compute import choose as engines
-from parley.compute import compiled, kernels
+from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share
 from parley.compute.task import Task
 from parley.data import Batch
@@ -172,11 +172,3 @@ def test_statistics_are_those_of_an_agents_own_gradient_whatever_dropout_draws()
     assert not torch.equal(
         found[0], engines.build("loop", task, seed=2).moved(x_PD, b_PS, batch, [0, 1])
     )
-
-
-@pytest.mark.parametrize("floats", [1, 100, 3 << 19, (5 << 19) + 7])
-def test_memory_for_the_kernels_is_zero_and_begins_on_a_cache_line(floats: int) -> None:
-    memory = compiled._zeros(floats)
-    assert len(memory) >= floats and memory.data_ptr() % 64 == 0
-    assert not memory.any()
-    assert float(memory[:floats].fill_(1).sum(dtype=torch.float64)) == floats

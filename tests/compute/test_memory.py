@@ -1,4 +1,4 @@
-"""Freed memory is kept for the next tensors, unless the environment says otherwise."""
+"""Memory of the kernels; freed memory is kept, unless the environment says otherwise."""
 
 import os
 import platform
@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from parley.compute.memory import zeros
 
 FAULTS = """
 import ctypes, resource, sys, torch
@@ -44,3 +47,11 @@ def test_steps_use_the_same_pages_again() -> None:
     assert faults("kept", **GIVES_BACK) > 10 * faults("kept")
     tuned = "glibc.malloc.trim_threshold=65536:glibc.malloc.mmap_threshold=65536"
     assert faults("kept", GLIBC_TUNABLES=tuned) > 10 * faults("kept")
+
+
+@pytest.mark.parametrize("floats", [1, 100, 3 << 19, (5 << 19) + 7])
+def test_memory_for_the_kernels_is_zero_and_begins_on_a_cache_line(floats: int) -> None:
+    memory = zeros(floats)
+    assert len(memory) >= floats and memory.data_ptr() % 64 == 0
+    assert not memory.any()
+    assert float(memory[:floats].fill_(1).sum(dtype=torch.float64)) == floats

@@ -260,6 +260,30 @@ def test_norms_that_are_not_trained_are_refused() -> None:
         trained(lambda: Unmoved(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 2)))
 
 
+def test_hooks_of_parameters_are_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    model[1].weight.register_hook(lambda g: g * 0)
+    with pytest.raises(BadValue, match=r"parameter 1\.weight has a hook"):
+        trained(lambda: model)
+
+
+class Dropped(nn.Module):
+    """A model whose author forgot to say when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(nn.functional.dropout(x.flatten(1)))
+        return out
+
+
+def test_dropout_in_use_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    trained(Dropped)
+    assert "draws random numbers when it is used" in caplog.text
+
+
 def test_other_buffers_that_training_changes_are_refused() -> None:
     with pytest.raises(BadValue, match="training changes its buffer 'seen'"):
         trained(Counting)
