@@ -18,12 +18,13 @@ from parley.data import Batch
 from parley.measures import OWN
 
 SAMPLES, SAMPLES_TOGETHER = 3, 8
-"""Of the gradient that is compared; and where they depend on each other, as with fewer of them
-BatchNorm would divide by deviations that are hardly there."""
+"""In the batch whose gradient is compared. Where samples depend on each other there are more: with
+three, BatchNorm would divide by deviations that are nearly 0."""
 DIFFERENT = 0.05
-"""Difference of two gradients of a parameter, as a share of its gradient,"""
+"""Share of a parameter's gradient by which it may be off, beyond rounding."""
 ROUNDING, TIMES_LOOP = 1e-5, 20
-"""beside what is rounding: a share of the whole gradient, and of what torch's float32 has."""
+"""What counts as rounding: this share of the whole gradient, and so many times the error that torch
+itself makes in float32."""
 SEEDS = 2
 """Rounding may put a value on the other side of a kink, but hardly twice."""
 
