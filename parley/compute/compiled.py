@@ -56,7 +56,7 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     try:
         read = _followed(task)
         if shape is not None:
-            read.network(tuple(shape))
+            loss_of(task).of(read.network(tuple(shape)).answer[0])
             if kernels.available():
                 read.check(tuple(shape))
     except Unsupported as error:
@@ -380,6 +380,7 @@ class FusedEngine(Engine):
         try:
             followed = _followed(self.task)
             network = followed.network(shape)
+            loss = loss_of(self.task).of(network.answer[0])
             followed.check(shape)
         except Unsupported as error:
             raise BadValue("engine", "fused", "loop, auto", because=str(error)) from None
@@ -394,7 +395,7 @@ class FusedEngine(Engine):
         vectors = VECTORS
         if samples is not None and network.couples:
             vectors = -(-samples // kernels.lanes())
-        return Plan(network, parameters, vectors, loss_of(self.task), samples is not None)
+        return Plan(network, parameters, vectors, loss, samples is not None)
 
     def _ready(self, batch: Batch) -> "_Ready":
         """The batch as the kernels take it, checked: they trust what they are given, and nothing
@@ -445,10 +446,15 @@ def _targets(batch: Batch, plan: Plan) -> Tensor:
             shape = list(batch.targets.shape[2:])
             raise BadValue("data", shape, f"targets of {plan.classes} numbers for each sample")
         return batch.targets.float().reshape(rows, samples * plan.classes).contiguous()
+    if batch.targets.is_floating_point() or batch.targets.ndim != 2:
+        shape = list(batch.targets.shape[2:])
+        found = f"{batch.targets.dtype} of shape {shape}"
+        raise BadValue("data", found, "a class, a whole number, for each sample")
     targets = batch.targets.long().contiguous()
     least, most = map(int, targets.aminmax()) if targets.numel() else (0, 0)
     if not 0 <= least <= most < plan.classes:
-        raise BadValue("data", most, f"targets from 0 to {plan.classes - 1}")
+        wrong = least if least < 0 else most
+        raise BadValue("data", wrong, f"targets from 0 to {plan.classes - 1}")
     return targets
 
 

@@ -1,9 +1,8 @@
 """Which of the kernels computes a convolution fastest."""
 
-import os
-
 from torch import nn
 
+from parley.compute import kernels
 from parley.compute.operations import BY_ROWS, DEPTHWISE, DIRECT, POINTWISE, WINOGRAD, Shape
 
 Pair = tuple[int, int]
@@ -17,7 +16,7 @@ def fastest(layer: nn.Conv2d, padding: Pair, first: tuple[int, Shape], outputs: 
         return POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
         return DEPTHWISE
-    if os.environ.get("PARLEY_WINOGRAD", "") == "off":
+    if kernels.switched_off("PARLEY_WINOGRAD"):
         return DIRECT
     if _by_tiles(layer, padding, inputs, outputs):
         return WINOGRAD

@@ -123,6 +123,6 @@ def unsupported(task: Task) -> str:
         return f"the model has {strange[0] if strange else 'no layers'}, not only dense layers"
     if len(task.names) != len(list(task.model.parameters())):
         return "some parameters are frozen"
-    if task.loss is not cross_entropy:
-        return "the loss is not cross-entropy"
+    if task.loss is not cross_entropy or not task.goal.has_classes:
+        return "the loss is not cross-entropy of one class for each sample"
     return ""

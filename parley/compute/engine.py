@@ -4,7 +4,8 @@ Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samp
 
 `LoopEngine` is the obvious way and what the others are tested against; `VmapEngine` computes all
 pairs as one batched operation. Faster ones for models of known layers are in modules of their own:
-`stacked` for dense layers, `fused` for convolutions. `engines` has the table.
+`dense.py` for stacks of dense layers, `compiled.py` for what the kernels know. The table is in
+`choose.py`.
 """
 
 from abc import ABC, abstractmethod

@@ -2,7 +2,7 @@
 
 Each has a kind (its place in the table of `kernels/graph.c`), what its backward pass has to see
 again, and its floating-point operations. The shape of a result is PyTorch's own answer: the reader
-runs every layer once on tensors without data. A new operation is one entry here, one reader in
+runs every layer once on a few random inputs. A new operation is one entry here, one reader in
 `layers.py`, one in C, and a row in `tests/compute/test_operations.py`.
 """
 

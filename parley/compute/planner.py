@@ -38,13 +38,34 @@ class Loss(NamedTuple):
     weights: tuple[float, ...] | None = None
     """Of the classes; for binary cross-entropy, of positive answers."""
 
+    def of(self, outputs: int) -> "Loss":
+        """The loss of so many outputs, with a weight for each of them if there are weights."""
+        given = self.weights
+        if given is None or len(given) == outputs:
+            return self
+        if len(given) == 1 and self.kind == BINARY_CROSS_ENTROPY:
+            return self._replace(weights=given * outputs)
+        raise Unsupported(f"the loss has {len(given)} weights for {outputs} outputs")
+
 
 def loss_of(task: Task) -> Loss:
     """A task's loss as the kernels know it."""
+    found = _known(task)
+    if found.kind == CROSS_ENTROPY and not task.goal.has_classes:
+        # They may be shares of all classes, or numbers that torch takes for "does not count".
+        why = f"the task {task.goal.task} does not have one class for each sample"
+        raise Unsupported(f"the loss is cross-entropy, and {why}")
+    if found.kind != CROSS_ENTROPY and not task.paired:
+        raise Unsupported("the loss broadcasts outputs or targets, whose shapes differ")
+    return found
+
+
+def _known(task: Task) -> Loss:
     loss = task.loss
     if loss is cross_entropy:
         return Loss()
     if getattr(loss, "reduction", "") == "none":
+        # A class that is ignored has a number below 0, which no sample has.
         if type(loss) is nn.CrossEntropyLoss and loss.ignore_index < 0:
             return Loss(CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
         if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:

@@ -10,16 +10,15 @@ seconds and pulls norms to pieces.
 """
 
 import copy
-import random
 from collections import Counter
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from parley.compute.beside import Beside, Known
 from parley.compute.buffers import Norm, without_graphs
 from parley.compute.layers import DROPOUTS, FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
 from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
@@ -36,8 +35,8 @@ class Network(NamedTuple):
     steps: tuple[Step, ...]
     output: int
     """The value that is the answer; value 0 is the input, value k the result of step k - 1."""
-    single: bool = False
-    """Whether the model gives one number for a sample, not a row of one."""
+    of_each: tuple[int, ...]
+    """The shape of what the model gives for a sample: of one number (), of a row of them (C,)."""
 
     @property
     def couples(self) -> bool:
@@ -46,13 +45,8 @@ class Network(NamedTuple):
 
     @property
     def answer(self) -> Shape:
-        """Its shape."""
+        """Its channels, rows and columns."""
         return self.steps[self.output - 1].result
-
-    @property
-    def of_each(self) -> tuple[int, ...]:
-        """The shape of what the model gives for a sample."""
-        return () if self.single else (self.answer[0],)
 
 
 class Traced:
@@ -97,7 +91,7 @@ class Traced:
         names = {id(p): name for name, p in self.model.named_parameters()}
         values: dict[fx.Node, int] = {}
         steps: list[Step] = []
-        output, single = -1, False
+        output, of_each = -1, ()
         for node in self.graph.nodes:
             if node.op == "placeholder":
                 shape_of(results[node], "the input")
@@ -106,7 +100,7 @@ class Traced:
                 (given,) = node.args
                 if not isinstance(given, fx.Node) or given not in values:
                     raise Unsupported("the model's answer is not one tensor")
-                output, single = values[given], results[given].ndim == 1
+                output, of_each = values[given], tuple(results[given].shape[1:])
             elif isinstance(results[node], Tensor):
                 layer = layers[str(node.target)] if node.op == "call_module" else None
                 call = Call(node, layer, _where(node, layers), values, results, names, steps)
@@ -115,7 +109,7 @@ class Traced:
             raise Unsupported("the model does nothing that the kernels know")
         steps = _pools_first(steps, output)
         steps, output = _pools_within(steps, output)
-        network = Network(tuple(steps), output, single)
+        network = Network(tuple(steps), output, of_each)
         if network.answer[1:] != (1, 1):
             raise Unsupported(f"the model gives maps of shape {list(network.answer)}, not scores")
         return network
@@ -162,9 +156,26 @@ def _fits_within(step: Step, pool: Step) -> bool:
 
 
 def _trace(model: nn.Module) -> fx.Graph:
-    """The model's code, followed once; the model stays as it was."""
-    tracer, random_before = _Tracer(), _random_state(model)
-    before = [(layer, dict(layer.__dict__)) for layer in model.modules()]
+    """The model's code, followed; the model stays as it was."""
+    as_it_was = Beside(model)
+    try:
+        graph, changed = _follow(model)
+        if changed:  # the first time only, perhaps: it may have noted something down
+            graph, changed = _follow(model)
+    finally:
+        as_it_was.restore()
+    for path, known in changed:
+        if known.draws:
+            raise Unsupported("the model's code draws random numbers outside of its layers")
+        layer = _named(path, model.get_submodule(path))
+        what = f"its attribute {known.name!r}" if known.own else f"{known.name!r}, not its own,"
+        raise Unsupported(f"{layer} changes {what} whenever it is called")
+    return graph
+
+
+def _follow(model: nn.Module) -> tuple[fx.Graph, list[tuple[str, Known]]]:
+    """What the model's code does, and what else has changed."""
+    tracer, before = _Tracer(), Beside(model)
 
     def refuse(function: type, *_: Any, **__: Any) -> Any:
         how = f"uses {function.__name__}, a function with its own backward"
@@ -175,30 +186,13 @@ def _trace(model: nn.Module) -> fx.Graph:
     try:
         with torch.enable_grad():
             graph = tracer.trace(model)
-        if _random_state(model) != random_before:
-            raise Unsupported("the model's code draws random numbers outside of its layers")
-        _check_attributes(model, before)
     except Unsupported:
         raise
     except Exception as error:  # whatever a model does with its symbolic input
         raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        for layer, attributes in before:
-            layer.__dict__.clear()
-            layer.__dict__.update(attributes)
-    return graph
-
-
-def _check_attributes(model: nn.Module, before: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    """Refuses a model that counts: the next pass through its code may be another one."""
-    paths = {id(layer): path for path, layer in model.named_modules()}
-    for layer, attributes in before:
-        for name, value in layer.__dict__.items():
-            known = attributes.get(name, value)
-            if isinstance(value, int | float | str) and name != "training" and value != known:
-                where = _named(paths[id(layer)], layer)
-                raise Unsupported(f"{where} changes its attribute {name!r} whenever it is called")
+    return graph, before.changed()
 
 
 class _Tracer(fx.Tracer):
@@ -251,31 +245,6 @@ def _why(error: Exception) -> str:
         if "control flow" in said:
             return "its code branches on the values or the size of a tensor"
     return said
-
-
-def _random_state(model: nn.Module) -> list[Any]:
-    """Where the generators of random numbers stand: the global ones, and those of the model."""
-    found = [random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()]
-    for value in (value for layer in model.modules() for value in layer.__dict__.values()):
-        if isinstance(value, random.Random):
-            found.append(value.getstate())
-        elif isinstance(value, np.random.Generator):
-            found.append(value.bit_generator.state)
-        elif isinstance(value, np.random.RandomState):
-            found.append(value.get_state(legacy=False))
-        elif isinstance(value, torch.Generator):
-            found.append(value.get_state())
-    return [_comparable(state) for state in found]
-
-
-def _comparable(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {name: _comparable(value) for name, value in state.items()}
-    return (
-        state.tobytes()
-        if isinstance(state, np.ndarray)
-        else (state.numpy().tobytes() if isinstance(state, Tensor) else state)
-    )
 
 
 def _where(node: fx.Node, layers: dict[str, nn.Module]) -> str:

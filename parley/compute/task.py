@@ -125,6 +125,9 @@ class Task:
         """Outputs of the model for each sample, or classes it has for each pixel; known after
         `fit`, as is their shape."""
         self.answer_shape: tuple[int, ...] = ()
+        self.paired = True
+        """Whether outputs and targets have the same shape as the loss sees them, so that a loss of
+        single values takes them one by one; known after `fit`."""
         self.dtype = dtype
         self.precision = precision
         """What the forward and backward passes of training multiply with."""
@@ -228,6 +231,8 @@ class Task:
             raise BadValue("model", name, "a model that leaves its inputs as they are", because)
         self.scores = outputs.shape[1] if outputs.ndim > 1 else 1
         self.answer_shape = tuple(outputs.shape[1:])
+        seen, meant = self.goal.pair(outputs, targets)
+        self.paired = seen.shape == meant.shape
         self._check_buffers(name, inputs)
         settled = getattr(self.loss, "settled", None)
         self.loss = self.loss if settled is None else settled(outputs)

@@ -1,6 +1,7 @@
 """Which engine is used: what may be tried, what was fastest, and what is remembered."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -172,3 +173,28 @@ def test_statistics_are_those_of_an_agents_own_gradient_whatever_dropout_draws()
     assert not torch.equal(
         found[0], engines.build("loop", task, seed=2).moved(x_PD, b_PS, batch, [0, 1])
     )
+
+
+class Deprecated(nn.Module):
+    """Warns: that is between the model and whoever wrote it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("this model is deprecated", DeprecationWarning, stacklevel=2)
+        answers: torch.Tensor = self.layers(x)
+        return answers
+
+
+@pytest.mark.filterwarnings("ignore:this model is deprecated")
+def test_a_model_that_warns_is_tried_like_any_other(monkeypatch):
+    seconds = {}
+    trial = engines._trial
+    monkeypatch.setattr(
+        engines, "_trial", lambda name, *rest: seconds.setdefault(name, trial(name, *rest))
+    )
+    warning = Task(Deprecated())
+    assert engines.fastest(warning, batch()) in engines.candidates(warning, (1, 8, 8))
+    assert all(0 < each < float("inf") for each in seconds.values())

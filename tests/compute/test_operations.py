@@ -11,16 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from parley import models
 from parley.compute import layers
 from parley.compute.compiled import FusedEngine, supports
 from parley.compute.engine import LoopEngine
-from parley.compute.goals import Goal
-from parley.compute.losses import Settings, named_loss
 from parley.compute.operations import ACTIVATIONS, OPERATIONS
 from parley.compute.reader import Traced
 from parley.compute.task import Task
-from parley.errors import BadValue
 from parley.models import EvoNorm
 from parley.models.blocks import Residual
 from tests.compute.test_fused import (
@@ -405,79 +401,6 @@ def test_gelu_everywhere() -> None:
     x = torch.cat([torch.linspace(-9, 9, 2001), torch.tensor([-1e6, 1e6])])
     found = FusedEngine(Task(model, nn.MSELoss(reduction="none"))).predict(x_D, x[:, None])[:, 0]
     torch.testing.assert_close(found.double(), functional.gelu(x.double()), rtol=5e-7, atol=1e-6)
-
-
-LOSSES = {
-    "smoothed": lambda: nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
-    "weighted": lambda: nn.CrossEntropyLoss(weight=torch.rand(10) + 0.5, reduction="none"),
-    "both": lambda: nn.CrossEntropyLoss(
-        torch.rand(10) + 0.5, reduction="none", label_smoothing=0.2
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
-    torch.manual_seed(0)
-    task = Task(models.build("lenet5", (1, 12, 12), 10), LOSSES[name]())
-    assert supports(task) == ""
-    assert_same_gradients(task, make_batch((1, 12, 12), (9, 20)))
-
-
-BY_OUTPUT = {
-    "binary": lambda: nn.BCEWithLogitsLoss(reduction="none"),
-    "binary, weighted": lambda: nn.BCEWithLogitsLoss(
-        reduction="none", pos_weight=torch.rand(10) + 0.5
-    ),
-    "squared error": lambda: nn.MSELoss(reduction="none"),
-}
-
-
-@pytest.mark.parametrize("name", BY_OUTPUT)
-def test_losses_of_every_output(name: str) -> None:
-    torch.manual_seed(0)
-    task = Task(models.build("lenet5", (1, 12, 12), 10), BY_OUTPUT[name]())
-    batch = make_batch((1, 12, 12), (9, 20))
-    batch = batch._replace(targets=torch.rand(2, 20, 10).round(decimals=1))
-    assert_same_gradients(task, batch)
-    with pytest.raises(BadValue, match="targets of 10 numbers"):
-        batch = batch._replace(targets=torch.rand(2, 20, 3))
-        FusedEngine(task).gradients(moved(task, 1), batch, [0], [0])
-
-
-NAMED = {
-    "multilabel": Settings(),
-    "multilabel, weighted and smoothed": Settings(tuple(0.5 + 0.2 * k for k in range(10)), 0.1),
-    "binary": Settings(smoothing=0.2),
-    "binary, one number a sample": Settings(),
-    "regression": Settings(),
-}
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_losses_of_tasks(name: str) -> None:
-    torch.manual_seed(0)
-    kind = name.partition(",")[0]
-    outputs = 1 if kind == "binary" else 10
-    model = models.build("lenet5", (1, 12, 12), outputs)
-    if "one number" in name:
-        model = nn.Sequential(model, nn.Flatten(0))
-    task = Task(model, named_loss(kind, "auto", NAMED[name]), goal=Goal(kind))
-    batch = make_batch((1, 12, 12), (9, 20))
-    targets = torch.rand(2, 20, 10)
-    targets = targets if kind == "regression" else targets.round()
-    targets = targets[..., 0].long() if kind == "binary" else targets
-    batch = batch._replace(targets=targets)
-    task.fit("lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
-    assert supports(task, (1, 12, 12)) == ""
-    assert_same_gradients(task, batch)
-    answers = task.predict(task.start(), batch.inputs[0])
-    torch.testing.assert_close(FusedEngine(task).predict(task.start(), batch.inputs[0]), answers)
-
-
-def test_one_logit_with_class_weights_is_left_to_torch() -> None:
-    task = Task(nn.Linear(3, 1), named_loss("binary", "auto", Settings((1.0, 2.0))))
-    assert "the loss is not" in supports(task)
 
 
 @st.composite

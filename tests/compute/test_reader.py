@@ -1,6 +1,8 @@
 """What the kernels compute is what the model's code does, or it is left to torch."""
 
+import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -269,6 +271,100 @@ def test_a_model_that_counts() -> None:
         "the model (Counting) changes its attribute 'calls' whenever it is called"
     )
     assert model.calls == 0
+
+
+RANDOM, COUNT = random.Random(3), [0]
+
+
+def around() -> Callable[[Tensor, Any, Any], Tensor]:
+    calls = deque([0])
+
+    def forward(x: Tensor, a: Any, b: Any) -> Tensor:
+        calls.append(1)
+        return b(a(x))
+
+    return forward
+
+
+def with_global_generator(x: Tensor, a: Any, b: Any) -> Tensor:
+    return b(a(x)) if RANDOM.random() < 2 else b(x)
+
+
+def with_global_list(x: Tensor, a: Any, b: Any) -> Tensor:
+    COUNT[0] += 1
+    return b(a(x))
+
+
+class Beside(Keeping):
+    """Counts in something else than a number of its own."""
+
+    number = 0
+
+    def __init__(self, count: Callable[["Beside"], Any]) -> None:
+        super().__init__()
+        self.made, self.named, self.numbers = [], {"calls": 0}, itertools.count()
+        self.generators = [np.random.default_rng(0)]
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count(self)
+        return super().forward(x)
+
+
+def count_on_the_class(model: Beside) -> None:
+    Beside.number += 1
+
+
+KEPT_BESIDE = {
+    "a list": (lambda: Beside(lambda m: m.made.append(1)), "changes its attribute 'made'"),
+    "a dictionary": (
+        lambda: Beside(lambda m: m.named.update(calls=m.named["calls"] + 1)),
+        "changes its attribute 'named'",
+    ),
+    "a counter": (lambda: Beside(lambda m: next(m.numbers)), "changes its attribute 'numbers'"),
+    "a generator in a list": (
+        lambda: Beside(lambda m: m.generators[0].random()),
+        "draws random numbers outside of its layers",
+    ),
+    "its class": (lambda: Beside(count_on_the_class), "changes its attribute 'number'"),
+    "a global generator": (
+        lambda: Written(with_global_generator, a=nn.Linear(3, 3), b=nn.Linear(3, 10)),
+        "draws random numbers outside of its layers",
+    ),
+    "a global list": (
+        lambda: Written(with_global_list, a=nn.Linear(3, 3), b=nn.Linear(3, 10)),
+        "changes 'COUNT', not its own,",
+    ),
+    "a variable around it": (
+        lambda: Written(around(), a=nn.Linear(3, 3), b=nn.Linear(3, 10)),
+        "changes 'calls', not its own,",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_BESIDE)
+def test_what_a_model_keeps_beside_its_tensors(name: str) -> None:
+    make, words = KEPT_BESIDE[name]
+    assert words in supports(Task(make()), (3,))
+
+
+def test_a_model_is_left_with_what_it_had() -> None:
+    model = Beside(lambda m: m.made.append(1))
+    made = model.made
+    assert supports(Task(model), (3,))
+    assert model.made is made
+    assert made == []
+
+
+def test_a_model_may_note_something_down_once() -> None:
+    class Noting(Keeping):
+        seen = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = True
+            return super().forward(x)
+
+    assert supports(Task(Noting()), (3,)) == ""
 
 
 def test_what_a_model_keeps_is_not_changed_and_can_be_copied() -> None:

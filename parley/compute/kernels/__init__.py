@@ -26,6 +26,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from parley.cache import code_folder, own_files
+from parley.errors import BadValue
 
 # No -ffast-math: a NaN must stay visible. No vectorizer: the kernels are vectors already, and it
 # takes a quarter of the time to compile.
@@ -87,6 +88,10 @@ class _Unavailable(Exception):
     """Why there are no kernels."""
 
 
+class _NoCompiler(_Unavailable):
+    """There is none; no other fault is mended by installing one."""
+
+
 def available() -> bool:
     """Whether the kernels can be used; builds them if that was not done before."""
     return not reason()
@@ -94,15 +99,19 @@ def available() -> bool:
 
 def reason() -> str:
     """Why the kernels cannot be used; empty if they can."""
-    return _load()[1]
+    error = _load()[1]
+    return f"no compiled kernels: {error}" if error else ""
 
 
 def advice() -> str:
     """How to get the kernels where they are missing and nobody has asked for that; else nothing."""
-    if not (why := reason()) or _switched_off():
+    loaded, error = _load()
+    if loaded is not None or switched_off("PARLEY_KERNELS"):
         return ""
-    how = "install gcc or clang (Linux: build-essential, macOS: xcode-select --install)"
-    return f"{why}; for the engine that is usually fastest, {how}"
+    if isinstance(error, _NoCompiler):
+        how = "install gcc or clang (Linux: build-essential, macOS: xcode-select --install)"
+        return f"{reason()}; for the engine that is usually fastest, {how}"
+    return f"{reason()}; they would usually be the fastest engine"
 
 
 def identity() -> str:
@@ -112,9 +121,9 @@ def identity() -> str:
 
 def library() -> ctypes.CDLL:
     """The loaded kernels."""
-    loaded, why = _load()
+    loaded = _load()[0]
     if loaded is None:
-        raise RuntimeError(why)
+        raise RuntimeError(reason())
     return loaded
 
 
@@ -124,15 +133,15 @@ def lanes() -> int:
 
 
 @cache
-def _load() -> tuple[ctypes.CDLL | None, str]:
+def _load() -> tuple[ctypes.CDLL | None, Exception | None]:
     try:
-        return _build(), ""
+        return _build(), None
     except (_Unavailable, OSError, subprocess.SubprocessError) as error:
-        return None, f"no compiled kernels: {error}"
+        return None, error
 
 
 def _build() -> ctypes.CDLL:
-    if _switched_off():
+    if switched_off("PARLEY_KERNELS"):
         raise _Unavailable("PARLEY_KERNELS is off")
     compiler = _compiler()
     version = _run([*compiler, "--version"])
@@ -176,8 +185,14 @@ def _compile(compiler: list[str], folder: Path, key: str) -> Path:
         return made.replace(folder / f"kernels-{key}-{_digest(made)}.so")
 
 
-def _switched_off() -> bool:
-    return os.environ.get("PARLEY_KERNELS", "").lower() in ("off", "0", "no")
+def switched_off(variable: str) -> bool:
+    """Whether this environment variable is off."""
+    value = os.environ.get(variable, "")
+    if value.lower() in ("off", "0", "no", "false"):
+        return True
+    if value.lower() in ("", "on", "1", "yes", "true"):
+        return False
+    raise BadValue(variable, value, "on, off")
 
 
 def _digest(path: Path) -> str:
@@ -190,14 +205,16 @@ def _compiler() -> list[str]:
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]
-    raise _Unavailable("no C compiler (cc, gcc or clang) is on the PATH")
+    raise _NoCompiler("no C compiler (cc, gcc or clang) is on the PATH")
 
 
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except FileNotFoundError:
-        raise _Unavailable(f"the compiler {command[0]!r} was not found") from None
+        chosen = " (the environment variable CC names it)" if os.environ.get("CC") else ""
+        why = f"the compiler {command[0]!r} was not found{chosen}"
+        raise _Unavailable(why) from None
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         raise _Unavailable(f"{command[0]} failed with status {done.returncode}: {lines[0]}")
