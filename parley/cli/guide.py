@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from parley.cli.options import DataRoot, Json, Parallel, check_picture, count, option, switch
+from parley.cli.options import (
+    DataRoot,
+    Json,
+    Parallel,
+    check_picture,
+    check_place,
+    count,
+    option,
+    switch,
+)
 from parley.cli.screen import screen, stoppable
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue
@@ -76,6 +85,7 @@ def guide(
     not listed in --methods are kept.
     """
     check_picture(picture)
+    check_place("markdown", markdown)
     chosen = study.settings_named(name)
     budget = study.Budget(
         count("trials", trials),

@@ -96,8 +96,13 @@ def check_picture(picture: Path | None) -> None:
     if picture and picture.suffix.removeprefix(".").lower() not in PICTURE_FORMATS:
         valid = "a file that ends in " + ", ".join(f".{ending}" for ending in PICTURE_FORMATS)
         raise BadValue("picture", str(picture), valid)
-    if picture and not picture.parent.is_dir():
-        raise BadValue("picture", str(picture), "a file in a folder that exists")
+    check_place("picture", picture)
+
+
+def check_place(field: str, path: Path | None) -> None:
+    """Refuses a file whose folder is not there, before any work is done: it may be a slip."""
+    if path and not path.parent.is_dir():
+        raise BadValue(field, str(path), "a file in a folder that exists")
 
 
 def output_folder(out: Path | None, resume: bool, stem: str) -> Path:

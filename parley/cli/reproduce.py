@@ -1,7 +1,6 @@
 """``parley reproduce``: the paper's tables and figures by name."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typer.core import TyperGroup
 
 from parley import graphs as topologies
 from parley.cli.guide import guide
-from parley.cli.options import DataRoot, Parallel, count, option, switch
+from parley.cli.options import DataRoot, Parallel, check_place, count, option, switch
 from parley.cli.screen import screen, stoppable
 from parley.cluster.worker import threads
 from parley.compute.threads import usable_cores
@@ -188,8 +187,9 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
     """The cost of one seed of each preset; networks not yet timed here are timed now."""
     calibration = costs.Calibration()
     new = dict.fromkeys(p.model for p in chosen if calibration.known(p) is None)
-    if new and sys.stderr.isatty():
-        console.print(f"timing {', '.join(new)} on this machine, once", highlight=False)
+    if new:
+        what = f"timing {', '.join(new)} on this machine, once"
+        console.print(what, highlight=False, soft_wrap=True)
     rows = []
     for preset in chosen:
         reduction = preset.reduced(order.epochs, order.fraction)
@@ -297,6 +297,8 @@ def show_report(
     json_: Json = False,
 ) -> None:
     """Show our results next to the paper's, cell by cell, and draw the figures."""
+    check_place("markdown", markdown)
+    check_place("reduced", reduced)
     found = collect(out)
     if not found.results and not found.refused:
         raise BadValue("out", str(out), "a folder with results of parley reproduce")

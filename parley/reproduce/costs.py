@@ -6,6 +6,7 @@
 """
 
 import json
+import logging
 import math
 import time
 from contextlib import suppress
@@ -155,6 +156,7 @@ def measured_speed(preset: Preset) -> float:
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    logging.disable(logging.INFO)  # which engine a trial has is of no interest
     try:
         speed = _of_one_gradient(_trial(preset, FEW))
         if preset.batch / speed < LONGEST:
@@ -163,6 +165,7 @@ def measured_speed(preset: Preset) -> float:
             speed = _of_steps(_trial(preset, preset.batch))
         return round(speed, 1)
     finally:
+        logging.disable(logging.NOTSET)
         torch.set_num_threads(before)
 
 

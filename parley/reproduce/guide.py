@@ -195,7 +195,8 @@ def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> Non
             why = f"{method.name} has {', '.join(others)}, which is tuned or the same for all"
             raise BadValue("methods", key_of(method), "settings of the algorithm itself", why)
         if (label := label_of(method, asked)) in seen:
-            raise BadValue("methods", label, "each method once", "it is given twice")
+            why = f"{label} is given twice"
+            raise BadValue("methods", key_of(method), "each method once", why)
         seen.add(label)
 
 

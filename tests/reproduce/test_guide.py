@@ -108,8 +108,8 @@ def test_a_rate_that_won_at_the_edge_of_those_tried_is_told(tmp_path: Path) -> N
     ("methods", "budget", "said"),
     [
         ("dpsgd,nosuch", LITTLE, "algorithm: 'nosuch' is not valid"),
-        ("dpsgd,dpsgd", LITTLE, "methods: 'D-PSGD' is not valid .it is given twice"),
-        ("ngc:alpha=0,ngc:alpha=0.0", LITTLE, "it is given twice"),
+        ("dpsgd,dpsgd", LITTLE, "methods: 'dpsgd' is not valid .D-PSGD is given twice"),
+        ("ngc:alpha=0,ngc:alpha=0.0", LITTLE, "NGC α=0.* is given twice"),
         ("dpsgd,ngc:lr=0.05", LITTLE, "methods: 'ngc:lr=0.05' is not valid .ngc has lr, which is"),
         ("dpsgd:epochs=3", LITTLE, "dpsgd has epochs, which is tuned or the same for all"),
         ("dpsgd", replace(LITTLE, fraction=0), "fraction: 0"),
@@ -212,6 +212,9 @@ def test_the_page_and_the_picture_go_where_they_are_asked_for(
     assert picture.stat().st_size > 10_000
     done = CliRunner().invoke(cli.app, [*asked, "--picture", str(tmp_path / "guide.xyz")])
     assert done.exit_code and "picture" in str(done.output or done.exception)
+    done = CliRunner().invoke(cli.app, [*asked[:-1], str(tmp_path / "none" / "page.md")])
+    assert done.exit_code and "markdown" in str(done.output or done.exception)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_seed_that_diverges_before_its_first_record_is_counted(
