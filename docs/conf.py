@@ -101,6 +101,13 @@ def toctree(caption: str, pages: list[str]) -> str:
     )
 
 
+def fold(app: Sphinx, name: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """The sidebar shows where one is, not all of the reference on every page: with all of it, the
+    site would be several times as large, and so would the time to build it."""
+    whole = context["toctree"]
+    context["toctree"] = lambda **options: whole(**options | {"collapse": True})
+
+
 # The reference: a page for each module, as the package tree has them
 
 
@@ -190,6 +197,8 @@ COLUMNS = re.compile(r"\S {2,}\S")
 def restructured(block: str) -> str:
     """A literal block, a table, or text without reStructuredText's own signs."""
     rows = block.strip("\n").splitlines()
+    if rows and rows[0].startswith(">>>"):
+        return block
     if rows and (rows[0].startswith("    ") or all(COLUMNS.search(row) for row in rows)):
         block = textwrap.indent(textwrap.dedent(block), "    ")
         return "::\n\n" + block.strip("\n")
@@ -240,6 +249,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_reference)
     app.connect("source-read", add_links)
+    app.connect("html-page-context", fold, priority=400)  # before the theme draws it
     app.connect("autodoc-skip-member", skip_member)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", docstring)
