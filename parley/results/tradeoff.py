@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -85,6 +85,7 @@ def tradeoff_picture(
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel(cost)
         row[0].set_ylabel(gain)
+        row[0].set_ylim(_limits(inside))
         if outside := [f"{p.name} ({p.gain:.1f})" for p in points if p.gain < lowest]:
             note = row[0].text(
                 0.02, 0.02, "below: " + ",\n".join(outside), transform=row[0].transAxes,
@@ -108,6 +109,17 @@ def _lowest(points: Sequence[Point]) -> float:
         return -inf
     low, _, high = quantiles([point.gain for point in points], method="inclusive")
     return low - FAR * max(high - low, 1.0)
+
+
+def _limits(points: Sequence[Point]) -> tuple[float, float]:
+    """Of the gains that are shown: all points, and of their bars as much as is usual.
+
+    >>> _limits([Point("", (1,), gain, spread) for gain, spread in ((60, 30), (70, 2), (80, 1))])
+    (56.0, 84.0)
+    """
+    least, most = min(p.gain for p in points), max(p.gain for p in points)
+    room = 0.1 * (most - least) + median(p.spread or 0 for p in points)
+    return least - room, most + room
 
 
 def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[Annotation]:
@@ -140,7 +152,7 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[
                 )
             )  # fmt: skip
     plain_numbers(axes.xaxis)
-    axes.margins(x=0.1, y=0.12)
+    axes.margins(x=0.1)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right * (right / left) ** 0.15)  # room for the last names
     return names
