@@ -63,12 +63,12 @@ class Beside:
         self._known = _known(model)
 
     def changed(self) -> list[tuple[str, Known]]:
-        """What is different by now, each with the path of its layer; generators first."""
+        """What is different or new by now, each with the path of its layer; generators first."""
         now = _known(self._model)
         found = [
             (path, now[path, place])
             for path, place in now
-            if now[path, place] != self._known.get((path, place), now[path, place])
+            if now[path, place] != self._known.get((path, place))
         ]
         return sorted(found, key=lambda each: not each[1].draws)
 

@@ -326,6 +326,10 @@ KEPT_BESIDE = {
         lambda: Beside(lambda m: m.generators[0].random()),
         "draws random numbers outside of its layers",
     ),
+    "what was not there": (
+        lambda: Beside(lambda m: setattr(m, "late", getattr(m, "late", 0) + 1)),
+        "changes its attribute 'late'",
+    ),
     "its class": (lambda: Beside(count_on_the_class), "changes its attribute 'number'"),
     "a global generator": (
         lambda: Written(with_global_generator, a=nn.Linear(3, 3), b=nn.Linear(3, 10)),
