@@ -116,9 +116,11 @@ def _limits(points: Sequence[Point]) -> tuple[float, float]:
 
     >>> _limits([Point("", (1,), gain, spread) for gain, spread in ((60, 30), (70, 2), (80, 1))])
     (56.0, 84.0)
+    >>> _limits([Point("", (1,), 70, None)])
+    (69.0, 71.0)
     """
     least, most = min(p.gain for p in points), max(p.gain for p in points)
-    room = 0.1 * (most - least) + median(p.spread or 0 for p in points)
+    room = (0.1 * (most - least) + median(p.spread or 0 for p in points)) or 1.0
     return least - room, most + room
 
 
