@@ -37,11 +37,11 @@ def _deviation(result: PresetResult, name: str) -> str:
     return "" if value is None or result.mark else f"{round(value, 1) + 0.0:+.1f}"
 
 
+DEVIATION = "Δ/std"
+"""Heading of the columns that reduced runs leave empty."""
 HEADINGS = [
-    "method", "paper", "after gossip", "Δ/std", "averaged", "Δ/std", "own", "seeds", "",
+    "method", "paper", "after gossip", DEVIATION, "averaged", DEVIATION, "own", "seeds", "",
 ]  # fmt: skip
-DEVIATIONS = (3, 5)
-"""Columns that reduced runs leave empty."""
 
 
 def _cells(result: PresetResult) -> list[str]:
@@ -186,9 +186,10 @@ def _without_empty(
     headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
     """Without the columns of deviations if all of them are empty."""
-    if any(row[column] for row in rows for column in DEVIATIONS):
+    empty = {column for column, heading in enumerate(headings) if heading == DEVIATION}
+    if any(row[column] for row in rows for column in empty):
         return list(headings), [list(row) for row in rows]
-    kept = [column for column in range(len(headings)) if column not in DEVIATIONS]
+    kept = [column for column in range(len(headings)) if column not in empty]
     return [headings[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
 
@@ -202,10 +203,13 @@ def markdown(found: Found, pictures: Mapping[str, str]) -> str:
         title = _datasets(m for _, m in groups) if table in BY_DATASET else whole_title
         lines += [f"### {title}", ""]
         if table != "figures":
-            for group, members in groups:
-                cells = _without_empty(HEADINGS, [_cells(member) for member in members])
-                lines += [f"**{group}**", "", *_rows(*cells)]
-                lines += _commands(members)
+            rows = [
+                ["" if number else group, *_cells(member)]
+                for group, members in groups
+                for number, member in enumerate(members)
+            ]
+            lines += _rows(*_without_empty(["preset", *HEADINGS], rows), words=2)
+            lines += _commands([member for _, members in groups for member in members])
         else:
             rows = [
                 [r.preset.name, *_cells(r)[2:8:2], *_cells(r)[7:]] for _, m in groups for r in m
@@ -250,9 +254,10 @@ def _datasets(groups: Iterable[Sequence[PresetResult]]) -> str:
     return ", ".join(dict.fromkeys(DATASETS.get(name, name) for name in data))
 
 
-def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    words = frozenset({0, len(headings) - 1})
-    return [*Table(headings, list(rows), words).markdown().splitlines(), ""]
+def _rows(headings: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """The first columns, as many as `words`, and the last one are text."""
+    text = frozenset({*range(words), len(headings) - 1})
+    return [*Table(headings, list(rows), text).markdown().splitlines(), ""]
 
 
 def _commands(results: Sequence[PresetResult]) -> list[str]:

@@ -338,6 +338,15 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     assert shown.exit_code == 0, shown.output
     page = (tmp_path / "page.md").read_text()
     assert "reduced: 2 of 4 epochs" in page and "90.00 ± 2.00" in page
+    # One table for the dataset; a group of compared methods is named in its first row.
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if "| " in line
+    ]
+    assert [row[:3] for row in cells if row[2] in ("50.00 ± 2.00", "90.00 ± 2.00")] == [
+        ["digits/logistic/ring/4", "D-PSGD", "50.00 ± 2.00"],
+        ["", "NGC", "90.00 ± 2.00"],
+        ["", "D-PSGD", "50.00 ± 2.00"],
+    ]
     again = [line for line in page.splitlines() if line.startswith("parley reproduce")]
     assert again == [
         "parley reproduce digits/logistic/ring/4 --methods dpsgd,ngc --seeds 2",
