@@ -1,6 +1,6 @@
 """Which algorithm should I use? Every method in three settings, tuned alike, and what follows.
 
-Each method gets the same number of short trials over its learning rate (and over γ, if that is
+Each method gets the same number of trials over its learning rate (and over γ, if that is
 below 1 by default), judged on held-out training samples. Then it runs with every seed at the
 settings that won. Where a method has momentum, it is the same for all.
 

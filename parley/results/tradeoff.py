@@ -23,7 +23,9 @@ FAR = 3.0
 HALO = withStroke(linewidth=2.5, foreground="white")
 """Keeps names readable where they cross bars and lines."""
 MARKER = 4.0
-"""Pixels from the middle of a point to where its name may begin."""
+"""Pixels from the middle of a point to its edge; a name begins twice as far away."""
+RISES = sorted((step / 2 for step in range(-60, 60)), key=lambda rise: abs(rise - 0.25))
+"""How far above its point a name may begin, in its own heights, the nearest first."""
 
 
 class Point(NamedTuple):
@@ -40,6 +42,8 @@ class Point(NamedTuple):
     diverged: bool = False
     """Whether some of its seeds have diverged. The means are those of the others, so it beats
     nothing."""
+    named: bool = False
+    """Whether its name is shown even if others beat it."""
 
 
 def front(points: Sequence[Point], cost: int, floor: float = -inf) -> list[Point]:
@@ -125,7 +129,7 @@ def _limits(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[Annotation]:
-    """The points, and the names of the best and of those for reference."""
+    """The points, and the names of the best, of those for reference and of those to be found."""
     points = [point for point in points if not isnan(point.costs[cost])]
     best = front(points, cost, floor)
     plain_axes(axes)
@@ -145,7 +149,7 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[
             x, point.gain, point.spread, fmt=marker, color=colour, mfc=face,
             ms=5 if first else 4, lw=1, zorder=3 if first else 2,
         )  # fmt: skip
-        if first or not point.compared:
+        if first or point.named or not point.compared:
             names.append(
                 axes.annotate(
                     point.name, (x, point.gain), (5, 4), textcoords="offset points",
@@ -161,17 +165,37 @@ def _draw(axes: Axes, points: Sequence[Point], cost: int, floor: float) -> list[
 
 
 def _keep_apart(names: Sequence[Annotation]) -> None:
-    """Moves up names that would cover other names or named points."""
-    places = [name.axes.transData.transform(name.xy) for name in names if name.axes]
-    placed = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in places]
+    """Puts each name beside its point, as near as it can be without covering a point or another
+    name, and inside its panel if there is room."""
+    if not names or not (axes := names[0].axes):
+        return
+    marks = axes.transData.transform([bars[0].get_xydata()[0] for bars in axes.containers])
+    taken = [Bbox.from_extents(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in marks]
     for name in sorted(names, key=lambda n: _box(n).y0):
+        x, y = axes.transData.transform(name.xy)
         box = _box(name)
-        while blocking := [other for other in placed if box.overlaps(other)]:
-            pixels = max(other.y1 for other in blocking) + 1 - box.y0
-            x, y = name.get_position()
-            name.set_position((x, y + 72 * pixels / name.figure.dpi))
-            box = box.translated(0, pixels)
-        placed.append(box)
+        sides = (x + 2 * MARKER, x - 2 * MARKER - box.width)
+        places = [
+            box.translated(left - box.x0, y + rise * box.height - box.y0)
+            for rise in RISES
+            for left in sides
+        ]
+        best = min(places, key=lambda place: (_overlaps(place, taken), not _holds(axes, place)))
+        at, points = name.get_position(), 72 / name.figure.dpi
+        name.set_position(
+            (at[0] + points * (best.x0 - box.x0), at[1] + points * (best.y0 - box.y0))
+        )
+        taken.append(best)
+
+
+def _overlaps(box: Bbox, others: Sequence[Bbox]) -> bool:
+    return any(box.overlaps(other) for other in others)
+
+
+def _holds(axes: Axes, box: Bbox) -> bool:
+    """Whether all of a box is inside the panel."""
+    corners = box.corners()
+    return all(axes.bbox.contains(x, y) for x, y in corners)
 
 
 def _box(name: Annotation) -> Bbox:

@@ -42,3 +42,28 @@ def test_names_do_not_cover_each_other_and_what_is_far_below_is_told(
     assert overlaps(boxes()) == 0
     monkeypatch.setattr("parley.results.tradeoff._keep_apart", lambda names: None)
     assert overlaps(boxes()) > 5
+
+
+def test_names_stand_beside_their_points_and_cover_none(tmp_path: Path, monkeypatch) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr(
+        "parley.results.tradeoff.save", lambda figure, out: figures.append(figure) or out
+    )
+    lone = Point("lone", (1000.0,), 80, None)
+    crowd = [Point(f"crowd {k}", (10.0,), 70 + k, None, named=k in (3, 5)) for k in range(9)]
+    tradeoff_picture({"a setting": [lone, *crowd]}, ["cost"], "gain", tmp_path / "x.png")
+    [axes] = figures[0].axes
+    named = {text.get_text(): text for text in axes.texts}
+    assert set(named) == {
+        "lone",
+        "crowd 3",
+        "crowd 5",
+        "crowd 8",
+    }  # the best, and those to be found
+    marks = [axes.transData.transform((p.costs[0], p.gain)) for p in [lone, *crowd]]
+    for name, text in named.items():
+        box = Text.get_window_extent(text)
+        assert not any(box.contains(*mark) for mark in marks)
+        x, y = axes.transData.transform(text.xy)
+        assert abs(box.y0 - y) <= box.height, name
+        assert min(abs(box.x0 - x), abs(box.x1 - x)) < 20, name
