@@ -121,7 +121,9 @@ def draw_lines(axes: Axes, chart: Description, small: bool = False) -> None:
                 series["x"], series["low"], series["high"], color=style["color"], alpha=0.15, lw=0
             )
     if chart["x"].get("integer"):
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(4 if small else 10, integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(
+            mpl.ticker.MaxNLocator(4 if small else 10, integer=True, steps=[1, 2, 5, 10])
+        )
     for side, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if chart[side].get("log"):
             getattr(axes, f"set_{side}scale")("log", nonpositive="mask")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, BboxBase
 
 from parley.results.style import LINES, THEME, checked_path, plain_axes, plain_numbers, save
 
@@ -180,7 +180,9 @@ def _keep_apart(names: Sequence[Annotation]) -> None:
             for rise in RISES
             for left in sides
         ]
-        best = min(places, key=lambda place: (_overlaps(place, taken), not _holds(axes, place)))
+        best = min(
+            places, key=lambda place: (_overlaps(place, taken), not _holds(axes.bbox, place))
+        )
         at, points = name.get_position(), 72 / name.figure.dpi
         name.set_position(
             (at[0] + points * (best.x0 - box.x0), at[1] + points * (best.y0 - box.y0))
@@ -192,10 +194,9 @@ def _overlaps(box: Bbox, others: Sequence[Bbox]) -> bool:
     return any(box.overlaps(other) for other in others)
 
 
-def _holds(axes: Axes, box: Bbox) -> bool:
+def _holds(panel: BboxBase, box: Bbox) -> bool:
     """Whether all of a box is inside the panel."""
-    corners = box.corners()
-    return all(axes.bbox.contains(x, y) for x, y in corners)
+    return all(panel.contains(x, y) for x, y in box.corners())
 
 
 def _box(name: Annotation) -> Bbox:
