@@ -9,16 +9,21 @@ neighbours' last updates are read off their models, so nothing but models is sen
     x⁺ = x - η (momentum of y);   b = 1 + β, and + β² with Nesterov momentum
 
 β `momentum`, μ `mu`, η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
+
+The mean of all models has the momentum β + μ, because y follows whole updates, momentum included:
+on average over agents, the step s = y + βv becomes (1 + β) μ s + β² v + ..., and v becomes μ s + βv
+(with Nesterov momentum; without, s = v = (β + μ) v + ...). Both are stable for β + μ < 1 alone.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from parley.algorithms.base import GradientAt, MomentumSGD, Rate, Stepped
 from parley.data import Batch
+from parley.errors import BadValue
 from parley.neighbourhood import Neighbourhood
 
 
@@ -48,7 +53,26 @@ class GUT(MomentumSGD):
     gamma: Rate = 1.0
     gradient_at: GradientAt = "own"
     mu: float = Field(0.1, ge=0, lt=1)
-    """μ, the weight of the tracked part."""
+    """μ, the weight of the tracked part, below 1 - β. If it is not given, 0.1 · (1 - β)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _less_with_momentum(cls, given: Any) -> Any:
+        """The default of μ leaves the mean's momentum, β + μ, close to β."""
+        if not isinstance(given, dict) or "mu" in given:
+            return given
+        momentum = given.get("momentum")
+        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            return given
+        return given | {"mu": round(0.1 * (1 - momentum), 6)}
+
+    @model_validator(mode="after")
+    def _mean_is_stable(self) -> Self:
+        """Refuses a momentum of the mean of 1 or more."""
+        if self.mu + self.momentum >= 1:
+            because = f"with a momentum of {self.momentum:g} the mean of all models runs away"
+            raise BadValue("mu", self.mu, f"a number below {1 - self.momentum:g}", because)
+        return self
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
         """As if all agents had been at rest: they start from the same model."""

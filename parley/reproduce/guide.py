@@ -33,8 +33,9 @@ RATES = {"sgd": (0.01, 1.0), "momentum": (0.003, 0.3), "adaptive": (0.0003, 0.03
 rules divide it by the size of the gradient, so one range for all would favour some."""
 METHODS = (
     "dpsgd,dpsgd:momentum=0,ngc,ngc:alpha=0,compngc,compngc:variant=as-run,cga,cga:variant=as-run,"
-    "compcga,compcga:variant=as-run,compngc:gamma=0.1,compcga:gamma=0.1,dmsgd,qgm,decentlam,d2,exact-diffusion,gut,gut:momentum=0,tracking,"
-    "momentum-tracking,relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
+    "compcga,compcga:variant=as-run,compngc:gamma=0.1,compcga:gamma=0.1,dmsgd,qgm,decentlam,d2,"
+    "exact-diffusion,gut,gut:momentum=0,gut:momentum=0:mu=0.9,tracking,momentum-tracking,"
+    "relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
     "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
     "skewscout,fedavg,central"
 )

@@ -15,6 +15,7 @@ from parley.algorithms import (
     D2,
     DMSGD,
     DPSGD,
+    GUT,
     QGM,
     SGP,
     Algorithm,
@@ -164,6 +165,37 @@ class TestHeterogeneousQuadratics:
             state = algorithm.step(state, hood, step_only(step), lr).state
             expected_D = mean_D - lr * g_AD.mean(0)
             torch.testing.assert_close(state.x_AD.mean(0), expected_D, rtol=0, atol=1e-12)
+
+    def test_guts_mean_has_the_momentum_beta_plus_mu(self) -> None:
+        problem, topology, lr = Quadratics(5), graphs.ring(5), 0.02
+        hood, algorithm = Quadratic(topology, problem), GUT(momentum=0.7, mu=0.2)
+        state = algorithm.init(torch.zeros(5, D, dtype=torch.float64), hood)
+        moved_D = before_D = torch.zeros(D, dtype=torch.float64)
+        for step in range(20):
+            mean_D = state.x_AD.mean(0)
+            g_D = hood.gradient(state.x_AD, step_only(step))[0].mean(0)
+            moved_D, before_D = 0.9 * moved_D - lr * (g_D - 0.2 * before_D), g_D
+            state = algorithm.step(state, hood, step_only(step), lr).state
+            found_D = state.x_AD.mean(0) - mean_D
+            torch.testing.assert_close(found_D, moved_D, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("nesterov", [False, True])
+    def test_gut_refuses_the_mu_with_which_its_mean_runs_away(self, nesterov: bool) -> None:
+        problem, topology, lr = Quadratics(5), graphs.ring(5), 0.0005
+        options = {"momentum": 0.9, "nesterov": nesterov}
+        stable = problem.run(GUT(**options, mu=0.08), topology, 3000, lr).x_AD.mean(0)
+        assert (stable - problem.optimum_D).norm() < 0.01 * problem.optimum_D.norm()
+        unchecked = GUT().model_copy(update={**options, "mu": 0.12})
+        far = problem.run(unchecked, topology, 3000, lr).x_AD.mean(0)
+        assert (far - problem.optimum_D).norm() > 1000 * problem.optimum_D.norm()
+        with pytest.raises(BadValue, match=r"mu: 0.12 .*momentum of 0.9.*below 0.1"):
+            GUT(**options, mu=0.12)
+
+    def test_guts_default_mu_leaves_room_for_momentum(self) -> None:
+        assert GUT().mu == 0.1 and GUT(momentum=0.9).mu == 0.01
+        assert Experiment.of(algorithm="gut", momentum=0.5).algorithm.mu == 0.05
+        with pytest.raises(BadValue, match=r"mu: 0\.1 .*below 0\.1"):
+            GUT(momentum=0.9, mu=0.1)
 
     def test_push_sum_finds_the_optimum_of_all_where_plain_gossip_does_not(self) -> None:
         """Push weights favour some agents; de-biased, all count the same."""

@@ -289,7 +289,7 @@ TRAJECTORIES: dict[str, dict[str, Any]] = {
     "qgm, changing graph": {"algorithm": "qgm", "topology": "matchings:4", "agents": 6},
     "decentlam": {"algorithm": "decentlam", "gamma": 0.9},
     "d2": {"algorithm": "d2", "weight_decay": 0.01},
-    "gut": {"algorithm": "gut", "mu": 0.3, **HEAVY},
+    "gut": {"algorithm": "gut", "mu": 0.05, **HEAVY},
     "tracking": {"algorithm": "tracking", "momentum": 0.5, "topology": "irregular"},
     "tracking, changing graph": {
         "algorithm": "tracking", "topology": "one-peer-exponential", "agents": 8,
