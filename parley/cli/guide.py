@@ -80,9 +80,9 @@ def guide(
     classes on a graph that changes. Every method is tuned with the same trials and then run with
     three seeds.
 
-    Finished runs are skipped; after Ctrl-C the same command continues. Everything takes about two
-    days on one core; --fraction 0.2 --test-fraction 0.5 takes several hours. Results of methods
-    not listed in --methods are kept.
+    What is finished is not run again, and with more --seeds only the new ones run; after Ctrl-C the
+    same command continues. Everything takes about two days on one core; --fraction 0.2
+    --test-fraction 0.5 takes several hours. Results of methods not listed in --methods are kept.
     """
     check_picture(picture)
     check_place("markdown", markdown)

@@ -6,11 +6,12 @@ settings that won. Where a method has momentum, it is the same for all.
 
 OUT/<setting>/<method>/ holds a method's trials and runs, OUT/<setting>.jsonl the records of all
 finished runs of a setting, which ``findings.py`` reads, and OUT/<setting>-trials.jsonl what the
-trials found. Both files keep the methods that a command does not name.
+trials found. Both files keep the methods that a command does not name. What they have is not run
+again, also where the folders are gone: with more seeds, only the new ones run.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from parley.reproduce.campaign import version_of
 from parley.store.folder import RunFolder
 from parley.sweep import compare, field, tune
 from parley.sweep.compare import Method, parse_algorithms, slug
+from parley.sweep.jobs import Job
 from parley.training.record import value
 
 MOMENTUM = 0.9
@@ -46,7 +48,9 @@ KEPT = (
     "bytes_cross_gradients", "seconds", "seconds_network",
 )  # fmt: skip
 """The fields of a record that tables and pictures need."""
-ABOUT = ("lr", "gamma", "momentum", "epochs", "fraction")
+TUNED = ("lr", "gamma")
+"""What the trials find."""
+ABOUT = (*TUNED, "momentum", "epochs", "fraction")
 """What a record says about its run for them."""
 
 
@@ -182,9 +186,7 @@ def run(
         _check_records(setting, chosen, budget, out)
     for setting in settings:
         for method in chosen:
-            outcome = run_method(setting, method, budget, parallel, out / setting.name)
-            write_records(setting, method, budget, out)
-            yield setting, outcome
+            yield setting, run_method(setting, method, budget, parallel, out)
 
 
 def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> None:
@@ -204,7 +206,7 @@ def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> Non
 def _check_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> None:
     """Refuses to add to records of other experiments, and to replace more seeds by fewer."""
     path, keys = out / f"{setting.name}.jsonl", {key_of(method) for method in methods}
-    for line in read_lines(path) if path.exists() else ():
+    for line in _lines_if_any(path):
         known = {"trial_epochs": TRIAL_EPOCHS_BEFORE} | line
         differing = [
             f"{name} {known[name]}"
@@ -221,20 +223,33 @@ def _check_records(setting: Setting, methods: Sequence[Method], budget: Budget, 
 def run_method(
     setting: Setting, method: Method, budget: Budget, parallel: int, out: Path
 ) -> Outcome:
-    """Tunes a method, then runs it with every seed."""
+    """Tunes a method and runs it with every seed; nothing that is recorded is run again."""
     try:
         asked = field.fitting(experiment(setting, method, budget))
     except BadValue as error:
         return Outcome(key_of(method), refusal=str(error))
-    place = out / slug(key_of(method))
-    trials = _trials(asked, method, budget, place)
-    tune.tune(trials, parallel, place / "trials", resume=True)
-    [best] = tune.winners(trials).values() or [{}]
-    if not best:
-        return Outcome(key_of(method), diverged=True)
-    runs = _runs(asked, best[key_of(method)], budget, place)
-    compare.compare(runs, parallel, place / "runs", resume=True)
-    return Outcome(key_of(method), diverged=any(job.failure for job in runs))
+    place, path = out / setting.name / slug(key_of(method)), out / f"{setting.name}.jsonl"
+    about: dict[str, Any] = {"method": key_of(method), "label": label_of(method, asked)}
+    lines = [line for line in _lines_if_any(path) if line["method"] == key_of(method)]
+    if lines:
+        best = {name: lines[0][name] for name in TUNED if lines[0].get(name) is not None}
+    else:
+        trials = _trials(asked, method, budget, place)
+        tune.tune(trials, parallel, place / "trials", resume=True)
+        tried = [_tried(about, trial) for trial in trials]
+        _replace_lines(out / f"{setting.name}-trials.jsonl", method, tried)
+        [won] = tune.winners(trials).values() or [{}]
+        best = won[key_of(method)].settings if won else {}
+    about |= {"trials": budget.trials, "trial_epochs": budget.trial_epochs}
+    about |= {"test_fraction": budget.test_fraction}
+    if not best:  # every trial has diverged
+        lines = [about | {"seed": None, "diverged": True}]
+        _replace_lines(path, method, lines)
+    elif runs := _runs(asked.replace(**best), budget, place, {line["seed"] for line in lines}):
+        compare.compare(runs, parallel, place / "runs", resume=True)
+        lines += [line for job in runs for line in _lines(about, job)]
+        _replace_lines(path, method, lines)
+    return Outcome(key_of(method), diverged=any(line["diverged"] for line in lines))
 
 
 def _trials(asked: Experiment, method: Method, budget: Budget, place: Path) -> list[tune.Trial]:
@@ -243,51 +258,29 @@ def _trials(asked: Experiment, method: Method, budget: Budget, place: Path) -> l
     return tune.plan([short], budget.trials, place / "trials", rates(asked), keys)
 
 
-def _runs(asked: Experiment, best: tune.Trial, budget: Budget, place: Path) -> list[Any]:
-    tuned = asked.replace(**best.settings)
-    made = compare.jobs([tuned], budget.seeds, place / "runs", names=[asked.algorithm.label])
-    return [replace(job, may_diverge=True) for job in made]
+def _tried(of_method: Mapping[str, Any], trial: tune.Trial) -> dict[str, Any]:
+    tried, lost = trial.job.experiment, trial.job.failure is not None
+    about = {**of_method, "trial": trial.number, "seed": tried.seed, **trial.settings}
+    about |= {"epochs": tried.epochs, "diverged": lost}
+    return about if lost else about | {"accuracy_held_out": round(trial.score[0], 5)}
 
 
-def write_records(setting: Setting, method: Method, budget: Budget, out: Path) -> None:
-    """Puts a finished method's trials and records in the place of earlier ones of the same name."""
-    try:
-        asked = field.fitting(experiment(setting, method, budget))
-    except BadValue:
-        return
-    place = out / setting.name / slug(key_of(method))
-    trials = _trials(asked, method, budget, place)
-    if not all(trial.job.is_done for trial in trials):
-        return
-    about: dict[str, Any] = {"method": key_of(method), "label": label_of(method, asked)}
-    tried = [
-        about
-        | {"trial": trial.number, "seed": trial.job.experiment.seed, **trial.settings}
-        | {"epochs": budget.trial_epochs, "diverged": trial.job.failure is not None}
-        | ({} if trial.job.failure else {"accuracy_held_out": round(trial.score[0], 5)})
-        for trial in trials
-    ]
-    _replace_lines(out / f"{setting.name}-trials.jsonl", method, tried)
-    about |= {"trials": budget.trials, "trial_epochs": budget.trial_epochs}
-    about |= {"test_fraction": budget.test_fraction}
-    found = list(tune.winners(trials).values())
-    lines: list[dict[str, Any]] = []
-    if not found:  # every trial has diverged
-        lines.append(about | {"seed": None, "diverged": True})
-    for best in found:
-        for job in _runs(asked, best[key_of(method)], budget, place):
-            if job.is_done:
-                lines += _lines(about, job)
-    _replace_lines(out / f"{setting.name}.jsonl", method, lines)
+def _runs(tuned: Experiment, budget: Budget, place: Path, recorded: Container[int]) -> list[Job]:
+    """One for each seed that is not recorded."""
+    made = compare.jobs([tuned], budget.seeds, place / "runs", names=[tuned.algorithm.label])
+    return [replace(job, may_diverge=True) for job in made if job.experiment.seed not in recorded]
+
+
+def _lines_if_any(path: Path) -> list[dict[str, Any]]:
+    return read_lines(path) if path.exists() else []
 
 
 def _replace_lines(path: Path, method: Method, lines: Sequence[Mapping[str, Any]]) -> None:
-    kept = read_lines(path) if path.exists() else []
-    kept = [line for line in kept if line["method"] != key_of(method)]
+    kept = [line for line in _lines_if_any(path) if line["method"] != key_of(method)]
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
 
 
-def _lines(of_method: Mapping[str, Any], job: Any) -> Iterator[dict[str, Any]]:
+def _lines(of_method: Mapping[str, Any], job: Job) -> Iterator[dict[str, Any]]:
     made: Experiment = job.experiment
     about = {**of_method, "seed": made.seed, "lr": made.lr}
     about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}

@@ -54,6 +54,24 @@ def test_what_is_finished_is_not_run_again(results: Path) -> None:
     assert (results / "ring.jsonl").read_text() == before
 
 
+def test_more_seeds_need_only_the_records(results: Path, tmp_path: Path) -> None:
+    """At the settings that won, without trials and without the seeds that are recorded."""
+    for path in results.glob("*.jsonl"):
+        shutil.copy(path, tmp_path)
+    list(guide.run([SMALL], METHODS, replace(LITTLE, seeds=3), 1, tmp_path))
+    ran = {path.parent.name for path in tmp_path.rglob("records.jsonl")}
+    assert ran == {"seed-2"} and not list(tmp_path.rglob("trial-*"))
+    before = findings.read(results / "ring.jsonl")
+    for label, of in findings.read(tmp_path / "ring.jsonl").items():
+        assert [of.by_seed[seed] for seed in (0, 1)] == list(before[label].by_seed.values())
+        new = of.by_seed[2][0]
+        assert [new[name] for name in guide.TUNED] == [
+            before[label].about[name] for name in guide.TUNED
+        ]
+    trials = "ring-trials.jsonl"
+    assert (tmp_path / trials).read_text() == (results / trials).read_text()
+
+
 def test_other_methods_are_added_and_those_that_are_not_named_stay(
     results: Path, tmp_path: Path
 ) -> None:
