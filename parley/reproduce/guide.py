@@ -36,10 +36,11 @@ rules divide it by the size of the gradient, so one range for all would favour s
 METHODS = (
     "dpsgd,dpsgd:momentum=0,ngc,ngc:alpha=0,compngc,compngc:variant=as-run,cga,cga:variant=as-run,"
     "compcga,compcga:variant=as-run,compngc:gamma=0.1,compcga:gamma=0.1,dmsgd,qgm,decentlam,d2,"
-    "exact-diffusion,gut,gut:momentum=0,gut:momentum=0:mu=0.9,tracking,momentum-tracking,"
-    "relaysgd,ngc+qgm,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
-    "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,proxskip,diloco,swarmsgd,"
-    "skewscout,fedavg,central"
+    "d2:gamma=0.75,exact-diffusion,exact-diffusion:gamma=0.75,gut,gut:momentum=0,"
+    "gut:momentum=0:mu=0.9,gut:variant=as-run:momentum=0:mu=0.9,tracking,momentum-tracking,"
+    "relaysgd,ngc+qgm,ngc+qgm:nesterov=False,ngc+tracking,dpsgd+adamw,ngc+adamw,quantized,choco,"
+    "compngc+choco,deepsqueeze,adagossip,beer,sgp,sparse-push,kgt,led,led:gamma=0.75,proxskip,"
+    "proxskip:gamma=0.75,diloco,swarmsgd,swarmsgd:pairs=many,skewscout,fedavg,central"
 )
 TRIAL_EPOCHS_BEFORE = 5
 """In records that do not say how long their trials were."""

@@ -245,6 +245,24 @@ class TestConsensus:
             plain = hood.mix(plain)
         assert (plain - mean).abs().max() > 0.1  # the same weights without push-sum do not
 
+    @pytest.mark.parametrize(
+        ("topology", "momentum", "agree"),
+        [
+            (graphs.ring(16), 0.9, True),
+            (graphs.one_peer_exponential(16), 0.5, True),
+            (graphs.one_peer_exponential(16), 0.9, False),
+        ],
+        ids=["ring", "changing, 0.5", "changing, 0.9"],
+    )
+    def test_decentlam_needs_less_momentum_where_the_graph_changes(
+        self, topology: Topology, momentum: float, agree: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its momentum repeats averagings, of graphs that have had their turn."""
+        monkeypatch.setattr(Neighbourhood, "gradient", Still.gradient)  # on each of the graphs
+        first, *_, last = averaged(DecentLaM(momentum=momentum), topology, 400)
+        apart = [(x - x.mean(0)).norm() for x in (first, last)]
+        assert apart[1] < 1e-6 * apart[0] if agree else apart[1] > 1e6 * apart[0]
+
     @pytest.mark.parametrize("algorithm", [CHOCO, BEER])
     @pytest.mark.parametrize("codec", ["sign", "topk:0.3", "randomk:0.3", "qsgd:4"])
     def test_compressed_gossip_reaches_consensus_at_a_linear_rate(
