@@ -15,7 +15,7 @@ on average over agents, the step s = y + βv becomes (1 + β) μ s + β² v + ..
 (with Nesterov momentum; without, s = v = (β + μ) v + ...). Both are stable for β + μ < 1 alone.
 """
 
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -55,20 +55,11 @@ class GUT(MomentumSGD):
     mu: float = Field(0.1, ge=0, lt=1)
     """μ, the weight of the tracked part, below 1 - β. If it is not given, 0.1 · (1 - β)."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _less_with_momentum(cls, given: Any) -> Any:
-        """The default of μ leaves the mean's momentum, β + μ, close to β."""
-        if not isinstance(given, dict) or "mu" in given:
-            return given
-        momentum = given.get("momentum")
-        if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-            return given
-        return given | {"mu": round(0.1 * (1 - momentum), 6)}
-
     @model_validator(mode="after")
     def _mean_is_stable(self) -> Self:
-        """Refuses a momentum of the mean of 1 or more."""
+        """Refuses a momentum of the mean, β + μ, of 1 or more."""
+        if "mu" not in self.model_fields_set:  # stays a default, to follow β if that is replaced
+            self.__dict__["mu"] = round(0.1 * (1 - self.momentum), 12)
         if self.mu + self.momentum >= 1:
             because = f"with a momentum of {self.momentum:g} the mean of all models runs away"
             raise BadValue("mu", self.mu, f"a number below {1 - self.momentum:g}", because)

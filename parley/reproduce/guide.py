@@ -6,8 +6,8 @@ settings that won. Where a method has momentum, it is the same for all.
 
 OUT/<setting>/<method>/ holds a method's trials and runs, OUT/<setting>.jsonl the records of all
 finished runs of a setting, which ``findings.py`` reads, and OUT/<setting>-trials.jsonl what the
-trials found. Both files keep the methods that a command does not name. What they have is not run
-again, also where the folders are gone: with more seeds, only the new ones run.
+trials found. Both files keep the methods that a command does not name. Runs that are recorded are
+not made again, even if their folders are gone: with more seeds, only the new ones run.
 """
 
 import json
@@ -207,6 +207,7 @@ def _check_methods(methods: Sequence[Method], made: Sequence[Experiment]) -> Non
 def _check_records(setting: Setting, methods: Sequence[Method], budget: Budget, out: Path) -> None:
     """Refuses to add to records of other experiments, and to replace more seeds by fewer."""
     path, keys = out / f"{setting.name}.jsonl", {key_of(method) for method in methods}
+    _lines_if_any(out / f"{setting.name}-trials.jsonl")  # damaged ones are refused
     for line in _lines_if_any(path):
         known = {"trial_epochs": TRIAL_EPOCHS_BEFORE} | line
         differing = [
@@ -244,6 +245,7 @@ def run_method(
     about |= {"trials": budget.trials, "trial_epochs": budget.trial_epochs}
     about |= {"test_fraction": budget.test_fraction}
     if not best:  # every trial has diverged
+        about |= {"epochs": budget.epochs, "fraction": budget.fraction}
         lines = [about | {"seed": None, "diverged": True}]
         _replace_lines(path, method, lines)
     elif runs := _runs(asked.replace(**best), budget, place, {line["seed"] for line in lines}):
@@ -300,18 +302,22 @@ def _lines(of_method: Mapping[str, Any], job: Job) -> Iterator[dict[str, Any]]:
 def read_lines(path: Path, figures: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The records of a file, with these figures if they have not diverged."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except ValueError:  # UnicodeDecodeError is one, too
             record = None
         if not isinstance(record, dict):
             raise _damaged(path, number, "")
         needed = ["method", "label", "seed", "diverged"]
+        if record.get("seed") is not None:
+            needed.append("lr")
         if not record.get("diverged"):
             needed += figures
-        if lacking := [name for name in needed if name not in record]:
+        if lacking := [name for name in dict.fromkeys(needed) if name not in record]:
             raise _damaged(path, number, f": it lacks {', '.join(lacking)}")
+        if not isinstance(record["seed"], int | None):
+            raise _damaged(path, number, ": its seed is not a number")
         found.append(record)
     return found
 

@@ -193,7 +193,11 @@ class TestHeterogeneousQuadratics:
 
     def test_guts_default_mu_leaves_room_for_momentum(self) -> None:
         assert GUT().mu == 0.1 and GUT(momentum=0.9).mu == 0.01
-        assert Experiment.of(algorithm="gut", momentum=0.5).algorithm.mu == 0.05
+        made = Experiment.of(algorithm="gut", momentum="0.9")  # as from the command line
+        for momentum, mu in ((0.9, 0.01), (0.5, 0.05), (0.95, 0.005), (0.0, 0.1)):
+            made = made.replace(momentum=momentum)
+            assert made.algorithm == GUT(momentum=momentum, mu=mu)
+        assert made.replace(mu=0.2, momentum=0.7).algorithm == GUT(momentum=0.7, mu=0.2)
         with pytest.raises(BadValue, match=r"mu: 0\.1 .*below 0\.1"):
             GUT(momentum=0.9, mu=0.1)
 

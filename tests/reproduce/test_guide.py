@@ -163,12 +163,19 @@ def test_damaged_records_are_named_and_left_alone(results: Path, tmp_path: Path)
         ("[1]", ""),
         ('{"method": "dpsgd"}', ": it lacks label, seed, diverged, lr"),
         ('{"method": "dpsgd", "label": "D-PSGD", "seed": 0, "diverged": false}', ": it lacks lr"),
+        (
+            '{"method": "dpsgd", "label": "D-PSGD", "seed": "0", "lr": 0.1, "diverged": true}',
+            ": its seed is not a number",
+        ),
+        ("\udcff", ""),
     ],
 )
 def test_a_report_names_the_line_that_it_cannot_use(line: str, how: str, tmp_path: Path) -> None:
-    (tmp_path / "ring.jsonl").write_text(line + "\n")
+    (tmp_path / "ring.jsonl").write_text(line + "\n", errors="surrogateescape")
     with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line 1{how}"):
         findings.markdown(tmp_path)
+    with pytest.raises(BadValue, match="is damaged in line 1"):
+        list(guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path))
 
 
 def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(
