@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from parley.errors import BadValue
@@ -80,7 +80,8 @@ def _kilobytes(record: Record) -> float:
 
 
 def _milliseconds(record: Record) -> float:
-    """Of a step on the simulated network."""
+    """Of a step on the simulated network. Seeds have a median: other work on the machine can make
+    one of them much longer."""
     return 1000 * float(record["seconds_network"]) / float(record["step"])
 
 
@@ -105,7 +106,7 @@ def table(found: Mapping[str, Found]) -> Table:
                 _spread(accuracy),
                 _spread(own),
                 f"{fmean(of.last(_kilobytes)):,.0f}",
-                "" if has_server(of) else f"{fmean(of.last(_milliseconds)):,.0f}",
+                "" if has_server(of) else f"{median(of.last(_milliseconds)):,.0f}",
                 of.seeds,
                 str(worse.get(label, 0)),
                 f"{of.about['lr']:g}",
@@ -168,7 +169,7 @@ def picture(out: Path, path: Path) -> Path:
                 label,
                 (
                     fmean(of.last(_kilobytes)),
-                    nan if has_server(of) else fmean(of.last(_milliseconds)),
+                    nan if has_server(of) else median(of.last(_milliseconds)),
                 ),
                 fmean(of.last(_accuracy)),
                 stdev(of.last(_accuracy)) if len(of.by_seed) > 1 else None,
