@@ -131,20 +131,15 @@ def decentlam(p: Problem) -> list[Vectors]:
 
 
 def d2(p: Problem) -> list[Vectors]:
-    x = p.start()
+    """By what each agent's gradient is corrected by: the paper's 2x - x_old - η (g - g_old), where
+    η is constant."""
+    x, c = p.start(), p.zeros()
     iterates = [x]
-    old: tuple[Vectors, Vectors, float] | None = None
     for k in range(p.steps):
         eta, g = p.lr(k), p.gradients(x, k)
-        half = []
-        for i in range(p.n):
-            if old is None:
-                half.append(x[i] - eta * g[i])
-            else:
-                x_old, g_old, eta_old = old
-                half.append(2 * x[i] - x_old[i] - (eta * g[i] - eta_old * g_old[i]))
-        old = (x, g, eta)
-        x = p.gossip(half)
+        new = p.gossip([x[i] - eta * (g[i] + c[i]) for i in range(p.n)])
+        c = [(x[i] - new[i]) / eta - g[i] for i in range(p.n)]
+        x = new
         iterates.append(x)
     return iterates
 
@@ -456,27 +451,30 @@ def kgt(p: Problem) -> list[Vectors]:
 
 
 def exact_diffusion(p: Problem) -> list[Vectors]:
-    x, psi = p.start(), p.start()
+    """The paper's correction x - ψ in units of gradients, c = (ψ - x) / η."""
+    x, c = p.start(), p.zeros()
     iterates = [x]
     for k in range(p.steps):
-        g = p.gradients(x, k)
-        new = [x[i] - p.lr(k) * g[i] for i in range(p.n)]
-        phi = [new[i] + x[i] - psi[i] for i in range(p.n)]
-        x, psi = p.gossip(phi), new
+        eta, g = p.lr(k), p.gradients(x, k)
+        psi = [x[i] - eta * g[i] for i in range(p.n)]
+        x = p.gossip([psi[i] - eta * c[i] for i in range(p.n)])
+        c = [(psi[i] - x[i]) / eta for i in range(p.n)]
         iterates.append(x)
     return iterates
 
 
 def led(p: Problem) -> list[Vectors]:
-    x, y, tau = p.start(), p.zeros(), p.options["local_steps"]
+    """The paper's y in units of gradients, y / (τη), with τη the sum of a round's rates."""
+    x, y, rates, tau = p.start(), p.zeros(), 0.0, p.options["local_steps"]
     iterates = [x]
     for k in range(p.steps):
         g = p.gradients(x, k)
-        x = [x[i] - p.lr(k) * g[i] - y[i] / tau for i in range(p.n)]
+        x = [x[i] - p.lr(k) * g[i] - p.lr(k) * y[i] for i in range(p.n)]
+        rates += p.lr(k)
         if k % tau == tau - 1:
             mixed = p.gossip(x)
-            y = [y[i] + x[i] - mixed[i] for i in range(p.n)]
-            x = mixed
+            y = [y[i] + (x[i] - mixed[i]) / rates for i in range(p.n)]
+            x, rates = mixed, 0.0
         iterates.append(x)
     return iterates
 

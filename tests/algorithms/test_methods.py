@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from parley import graphs
 from parley.algorithms import (
+    ALGORITHMS,
     BEER,
     CHOCO,
     D2,
@@ -32,12 +33,13 @@ from parley.algorithms import (
 )
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
-from parley.data import Batch
+from parley.data import Batch, Batches, Transform
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
 from parley.graphs.sequences import random_matching
 from parley.neighbourhood import Gradient, Neighbourhood
+from parley.reproduce.theory import quadratics
 from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
 from tests import small
@@ -211,6 +213,43 @@ class TestHeterogeneousQuadratics:
         mixed = problem.run(build("tracking+push-sum", {}), topology, 3000, 0.05).x_AD
         assert (near - problem.optimum_D).abs().max() < 0.02
         torch.testing.assert_close(mixed, problem.optimum_D.expand_as(mixed), rtol=0, atol=1e-8)
+
+
+def worst_errors(algorithm: Algorithm, topology: Topology, drop: int) -> tuple[float, float]:
+    """The largest mean distance from the optimum in the steps before a drop of the rate to a tenth,
+    and in those after it, with full gradients, also of the neighbours' models."""
+    size = 4
+    problem = quadratics.Quadratics.draw(topology.agents, size, 3.0, 0.0, curvature_spread=0.5)
+    task = Task(quadratics.Point(size), quadratics.half_square, dtype=torch.float64)
+    hood = Neighbourhood(Local(spread(topology, 1)), quadratics.QuadraticEngine(task))
+    samples = problem.samples(2, 0)  # their noise is 0
+    batches = Batches(samples, hood.agents, 2, Transform(), 0, dtype=torch.float64)
+    a_ND, b_ND = problem.curvatures_ND, problem.centres_ND
+    optimum_D = torch.from_numpy((a_ND * b_ND).mean(0) / a_ND.mean(0))
+    state = algorithm.init(task.start().expand(topology.agents, -1).clone(), hood)
+    errors = []
+    for step in range(drop + 100):
+        then, lr = hood.at(step, algorithm.rounds_before(step)), 0.2 if step < drop else 0.02
+        state = algorithm.step(state, then, batches.at(step), lr).state
+        errors.append(float((state.x_AD - optimum_D).norm(dim=1).mean()))
+    return max(errors[drop - 100 : drop]), max(errors[drop:])
+
+
+class TestDropOfTheRate:
+    """What a method keeps from step to step still fits after the rate has changed."""
+
+    @pytest.mark.parametrize("drop", [500, 502], ids=["between rounds", "within a round"])
+    @pytest.mark.parametrize("name", [*ALGORITHMS, "tracking+qgm", "dpsgd+adam", "tracking+clip"])
+    def test_no_method_jumps(self, name: str, drop: int) -> None:
+        if name in ("relaysgd", "skewscout"):  # see below; D-PSGD that averages by accuracies
+            return
+        before, after = worst_errors(build(name, {}), graphs.ring(6), drop)
+        assert after <= 1.02 * before + 1e-7, (before, after)
+
+    def test_relaysgd_adds_up_steps_of_both_rates_for_as_long_as_messages_take(self) -> None:
+        """As published: no more than the bias of D-PSGD at the rate before."""
+        before, after = worst_errors(RelaySGD(), graphs.chain(6), 500)
+        assert before < 1e-2 < after < 0.5 * worst_errors(DPSGD(), graphs.ring(6), 500)[0]
 
 
 class Still(Quadratic):
