@@ -4,8 +4,9 @@ Tang et al., "D²: decentralized training over decentralized data", ICML 2018.
 
     x⁺ = W (x + (η / η_old) (x - x_old) - η (g - g_old));   the first step is D-PSGD's
 
-At a constant rate this is the paper's W (2 x - x_old - η g + η g_old). What corrects the gradient g,
-(x_old - x) / η_old - g_old, is itself in units of gradients, so that it fits any η. With W symmetric this rests where all gradients sum to zero and all models agree, however much the
+At a constant rate this is the paper's W (2 x - x_old - η g + η g_old). The correction of g,
+(x_old - x) / η_old - g_old, is itself in units of gradients, so that it fits any η. With W
+symmetric the models rest where all gradients sum to zero and all models agree, however much the
 gradients differ. It needs λ_min(W) > -1/3. An even ring sits exactly on that bound and a torus
 is beyond it, so W is made lazy, (1 - γ) I + γ W. γ `gamma`, η `lr`. Axes: A agents hosted here, D
 flat parameters.
