@@ -1,9 +1,11 @@
 """Errors for users: what was wrong, in one line and without a traceback."""
 
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import copy
+from types import ModuleType
 from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, model_validator
@@ -69,6 +71,26 @@ def _copy(field: str, message: str) -> BadValue:
     error = BadValue.__new__(BadValue, message)
     error.field = field
     return error
+
+
+def needed(library: str, extra: str, field: str, value: object, instead: str = "") -> ModuleType:
+    """Imports a library that is in an extra; if it is missing, the error names the extra.
+
+    `field: value` is what needs it, and `instead` what works without it.
+
+    >>> needed("no_such_library", "hub", "data", "owner/name")
+    Traceback (most recent call last):
+    parley.errors.BadValue: data: 'owner/name' is not valid (it needs no_such_library, and
+    no_such_library is not installed); valid: pip install 'parley-learning[hub]'
+    """
+    try:
+        return importlib.import_module(library)
+    except ImportError as error:
+        # It may also be one of its dependencies that is missing, so name the module.
+        because = f"it needs {library}, and {error.name or library} is not installed"
+        valid = f"pip install 'parley-learning[{extra}]'"
+        valid = f"{instead}, or {valid}" if instead else valid
+        raise BadValue(field, value, valid, because) from error
 
 
 def _as_typed(value: object) -> str:

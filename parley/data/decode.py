@@ -22,11 +22,12 @@ from torch import Tensor
 from parley.cache import cache_folder
 from parley.data import hub, images, tables
 from parley.data import text as tokens
+from parley.data.columns import Table
 from parley.data.options import OF_IMAGES, OF_TEXTS, Options
 from parley.data.preparation import Preparation
 from parley.data.samples import Data, Samples
 from parley.data.transforms import Transform, standardise
-from parley.errors import BadValue
+from parley.errors import BadValue, needed
 from parley.measures import CLASSIFICATION
 
 
@@ -145,9 +146,11 @@ def groups_of(rows: Any, recipe: Recipe, name: str) -> NDArray[np.int64]:
     columns, column = rows.column_names, recipe.group
     if column not in columns:
         raise BadValue("partition", f"column:{column}", f"columns of {name}: {', '.join(columns)}")
-    values = (
-        list(values_of(rows, column)) if hasattr(rows, "features") else rows[column].to_pylist()
-    )
+    if isinstance(rows, Table):
+        cells = rows[column]
+        values = list(cells.values) if cells.empty is None else [None]
+    else:
+        values = list(values_of(rows, column))
     if any(value is None or isinstance(value, dict | list) for value in values):
         valid = "a column with a number or text in every row"
         raise BadValue("partition", f"column:{column}", valid)
@@ -376,8 +379,7 @@ def values_of(dataset: Any, column: str) -> Iterator[Any]:
 def _open(place: Path | str, looked: str, config: str | None = None) -> Any:
     """The splits of a folder or hub dataset, opened with Hugging Face datasets."""
     # Imported here: it takes a second, and a cached folder does not need it.
-    import datasets
-
+    datasets = needed("datasets", "hub", "data", str(place))
     if isinstance(place, Path):
         _files_in(place)
     reachable = True

@@ -97,7 +97,7 @@ def is_table(dataset: Any, options: Options) -> bool:
 
 
 def open_table(dataset: Any, where: str, options: Options) -> Any:
-    """A table of Arrow, if it is one and the options name a column to predict."""
+    """The table, if it is one and the options name a column to predict."""
     if not is_table(dataset, options):
         because = f"it is a {type(dataset).__name__}, and the training data are a table"
         raise BadValue("data", where, "a pandas frame or a Hugging Face dataset", because)

@@ -5,10 +5,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
-
-from parley.errors import BadValue
 
 
 def is_id(name: str) -> bool:
@@ -18,17 +15,6 @@ def is_id(name: str) -> bool:
     (True, False, False)
     """
     return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-
-
-def text_library(name: str, field: str, value: str) -> ModuleType:
-    """`transformers` or `tokenizers`; `field: value` is what needs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        # It may also be one of its dependencies that is missing, so name the module.
-        missing = error.name or name
-        because = f"it needs {name}, and {missing} is not installed"
-        raise BadValue(field, value, "pip install 'parley-learning[text]'", because) from error
 
 
 @contextmanager

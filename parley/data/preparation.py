@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from parley.data import hub, images, tables
+from parley.data import images, tables
 from parley.data import text as tokens
 from parley.data.tables import Form
-from parley.errors import BadValue
+from parley.errors import BadValue, needed
 from parley.files import Unreadable, read_text, regular
 
 ARRAYS = (".npy", ".npz")
@@ -198,7 +198,7 @@ class Expected:
         if not self.preparation.tokenizer:
             valid = "an .npy or .npz array of token IDs"
             raise self._wrong(texts[0], valid, "the run has no tokenizer: its data were token IDs")
-        library = hub.text_library("tokenizers", "input", texts[0])
+        library = needed("tokenizers", "text", "input", texts[0])
         tokenizer = library.Tokenizer.from_str(self.preparation.tokenizer)
         return tokens.encode(tokenizer, texts, self.shape[0])
 

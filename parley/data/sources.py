@@ -27,7 +27,7 @@ from parley.measures import CLASSIFICATION
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SOURCES: dict[str, Source] = {
-    "digits": Source("8×8 digits that ship with scikit-learn; works offline", None),
+    "digits": Source("8×8 digits that ship with Parley; works offline", None),
     "fashion_mnist": Source(
         "28×28 clothes, zalando-datasets/fashion_mnist on the hub",
         "zalando-datasets/fashion_mnist",

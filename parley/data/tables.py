@@ -17,8 +17,20 @@ import torch
 from torch import Tensor
 
 from parley import measures
+from parley.data.columns import (
+    NUMBER,
+    NUMBERS,
+    TEXT,
+    WHOLE,
+    YES_NO,
+    Cells,
+    Table,
+    from_arrow,
+    read_csv,
+)
 from parley.data.targets import CLASSES
 from parley.errors import BadValue
+from parley.files import Unreadable
 
 FILES = (".csv", ".parquet")
 MOST_VALUES = 100
@@ -56,11 +68,11 @@ class Form:
         """Of the columns."""
         return tuple(column.name for column in self.columns)
 
-    def inputs(self, table: Any, where: str) -> Tensor:
+    def inputs(self, table: Table, where: str) -> Tensor:
         """float32 [n, f]; `where` the table comes from is for errors."""
         return self.values(table, where).to(torch.float32)
 
-    def values(self, table: Any, where: str) -> Tensor:
+    def values(self, table: Table, where: str) -> Tensor:
         """The same in doubles."""
         made = []
         for column in self.columns:
@@ -73,7 +85,7 @@ class Form:
                 made.append((numbers - column.mean) / column.std)
                 continue
             known = {value: place for place, value in enumerate(column.values)}
-            texts = _texts(found, column.name, where)
+            texts = found.texts()
             strange = next((row for row, text in enumerate(texts) if text not in known), None)
             if strange is not None:
                 valid = f"one of {', '.join(column.values[:10])}" + ", …" * (len(known) > 10)
@@ -130,31 +142,17 @@ def files_in(place: Path | str) -> list[Path]:
     return [file for files in both for file in files] if len(both[0]) == 1 >= len(both[1]) else []
 
 
-def opened(given: Any, where: str) -> Any:
-    """A file, a pandas frame or a Hugging Face dataset as a table of Arrow."""
-    import pyarrow as arrow
-    from pyarrow import csv, parquet
-
-    valid = ONE_ROW_EACH
+def opened(given: Any, where: str) -> Table:
+    """A file, a pandas frame or a Hugging Face dataset as a table."""
     try:
-        if isinstance(given, Path):
-            if given.suffix == ".parquet":
-                found = parquet.read_table(given)
-            else:
-                empty_is_none = csv.ConvertOptions(strings_can_be_null=True)
-                found = csv.read_csv(given, convert_options=empty_is_none)
-        elif is_frame(given):
-            if twice := _twice(map(str, given.columns)):
-                raise BadValue("data", where, valid, f"it has two columns {twice}")
-            found = arrow.Table.from_pandas(given, preserve_index=False)
-        else:
-            found = given.with_format("arrow")[:]
-    except (arrow.ArrowException, OSError) as error:
-        # Of the two messages that pandas' columns cause, the second one names the column.
-        why = (str(error.args[-1] if error.args else "").splitlines() or [type(error).__name__])[0]
-        raise BadValue("data", where, valid, why) from None
-    if twice := _twice(found.column_names):
-        raise BadValue("data", where, valid, f"it has two columns {twice}")
+        if is_frame(given) and (twice := _twice(map(str, given.columns))):
+            raise Unreadable(f"it has two columns {twice}")
+        is_csv = isinstance(given, Path) and given.suffix == ".csv"
+        found = read_csv(given) if is_csv else from_arrow(given, "data", where)
+        if twice := _twice(found.column_names):
+            raise Unreadable(f"it has two columns {twice}")
+    except Unreadable as error:
+        raise BadValue("data", where, ONE_ROW_EACH, str(error)) from None
     return found
 
 
@@ -163,7 +161,7 @@ def _twice(names: Iterable[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def read(tables: Mapping[str, Any], told: Told, task: str, alone: bool = False) -> Read:
+def read(tables: Mapping[str, Table], told: Told, task: str, alone: bool = False) -> Read:
     """Tables by where they come from. If others have tables of their own elsewhere (`alone`), text
     is refused: which values the others have is not known here."""
     left = _input_columns(tables, told)
@@ -174,7 +172,7 @@ def read(tables: Mapping[str, Any], told: Told, task: str, alone: bool = False) 
     return Read(list(zip(inputs, targets, strict=True)), class_names, form)
 
 
-def _input_columns(tables: Mapping[str, Any], told: Told) -> list[str]:
+def _input_columns(tables: Mapping[str, Table], told: Told) -> list[str]:
     """The columns that become inputs, in the order of the first table; all tables have them."""
     (first, start), *_ = tables.items()
     everywhere = {name for table in tables.values() for name in table.column_names}
@@ -198,10 +196,10 @@ def _input_columns(tables: Mapping[str, Any], told: Told) -> list[str]:
     return left
 
 
-def _formed(name: str, tables: Mapping[str, Any], alone: bool) -> Column:
+def _formed(name: str, tables: Mapping[str, Table], alone: bool) -> Column:
     """What becomes of a column, before it is standardised."""
     found = [(where, _column(table, name, where, DROP)) for where, table in tables.items()]
-    texts = [where for where, column in found if _is_text(column)]
+    texts = [where for where, column in found if column.kind == TEXT]
     remedy = DROP.format(name)
     if texts and len(texts) < len(found):
         numbers = next(where for where, _ in found if where not in texts)
@@ -212,11 +210,11 @@ def _formed(name: str, tables: Mapping[str, Any], alone: bool) -> Column:
         if alone:
             because = "is text, and its values in the other agents' tables are not known here"
             raise BadValue("data", where, f"numbers{remedy}", f"column {name} {because}")
-        values = sorted({t for where, column in found for t in _texts(column, name, where)})
+        values = sorted({t for where, column in found for t in column.texts()})
         digits = [value for value in values if _is_number(value)]
         if FEW_NUMBERS < len(digits) < len(values) < 2 * len(digits):
             odd = next(value for value in values if not _is_number(value))
-            where, row = _first(found, name, odd)
+            where, row = _first(found, odd)
             valid = f"a number in every cell{remedy}"
             raise _wrong(where, row, name, valid, f"it is {odd!r}, and most others are numbers")
         if len(values) > MOST_VALUES:
@@ -230,7 +228,7 @@ def _formed(name: str, tables: Mapping[str, Any], alone: bool) -> Column:
 
 
 def _targets(
-    tables: Mapping[str, Any], told: Told, task: str
+    tables: Mapping[str, Table], told: Told, task: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """The targets of each table as the task has them, and what they are called."""
     names = told.targets
@@ -278,60 +276,34 @@ def _in_order(label: str) -> tuple[bool, float, str]:
     return not whole, float(label) if whole else 0.0, label
 
 
-def _labels(column: Any, name: str, where: str) -> list[str]:
+def _labels(column: Cells, name: str, where: str) -> list[str]:
     """Classes in words, whole numbers among them."""
-    import pyarrow.types as kinds
-
-    kind = column.type
-    if kinds.is_floating(kind):  # as pandas writes whole numbers if another column had a gap
+    if column.kind == NUMBER:  # as pandas writes whole numbers if another column had a gap
         numbers = _numbers(column, name, where)
         if not bool((numbers == np.rint(numbers)).all()):
             valid = "whole numbers, yes/no or text; or --task regression"
             raise BadValue("data.target", name, valid, f"in {where} it has fractions")
         return [str(int(number)) for number in numbers]
-    if _is_text(column) or kinds.is_integer(kind) or kinds.is_boolean(kind):
-        return _texts(column, name, where)
-    raise _strange_type(column, name, where, "whole numbers, yes/no or text")
+    if column.kind in (TEXT, WHOLE, YES_NO):
+        return column.texts()
+    raise _strange_kind(column, name, where, "whole numbers, yes/no or text")
 
 
-def _column(table: Any, name: str, where: str, remedy: str = "") -> Any:
-    """One column in one piece, without a cell that is empty."""
-    import pyarrow as arrow
-
+def _column(table: Table, name: str, where: str, remedy: str = "") -> Cells:
+    """One column, without a cell that is empty."""
     column = table[name]
-    if arrow.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise _wrong(where, row, name, f"a value in every cell{remedy.format(name)}", "it is empty")
+    if column.empty is not None:
+        valid = f"a value in every cell{remedy.format(name)}"
+        raise _wrong(where, column.empty, name, valid, "it is empty")
     return column
 
 
-def _is_text(column: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_string(column.type) or kinds.is_large_string(column.type))
-
-
-def _texts(column: Any, name: str, where: str) -> list[str]:
-    return [str(value) for value in column.to_pylist()]
-
-
-def _numbers(column: Any, name: str, where: str, remedy: str = "") -> np.ndarray:
+def _numbers(column: Cells, name: str, where: str, remedy: str = "") -> np.ndarray:
     """A column of numbers, or of yes and no, in doubles."""
-    import pyarrow as arrow
-
-    kind = column.type
-    if not (
-        arrow.types.is_integer(kind)
-        or arrow.types.is_floating(kind)
-        or arrow.types.is_boolean(kind)
-        or arrow.types.is_decimal(kind)
-    ):
+    if column.kind not in NUMBERS:
         valid = f"numbers, yes/no or text{remedy.format(name)}" if remedy else "numbers or yes/no"
-        raise _strange_type(column, name, where, valid)
-    whole = column.cast(arrow.int8()) if arrow.types.is_boolean(kind) else column
-    values: np.ndarray = whole.cast(arrow.float64(), safe=False).to_numpy()
+        raise _strange_kind(column, name, where, valid)
+    values = np.asarray(column.values, dtype=np.float64)
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         found = "it is empty" if np.isnan(values[bad[0]]) else "it is infinite"
@@ -347,14 +319,14 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _first(found: Iterable[tuple[str, Any]], name: str, text: str) -> tuple[str, int]:
+def _first(found: Iterable[tuple[str, Cells]], text: str) -> tuple[str, int]:
     """Where a text occurs, and in which row."""
-    each = ((where, _texts(column, name, where)) for where, column in found)
+    each = ((where, column.texts()) for where, column in found)
     return next((where, texts.index(text)) for where, texts in each if text in texts)
 
 
-def _strange_type(column: Any, name: str, where: str, valid: str) -> BadValue:
-    return BadValue("data", where, valid, f"column {name} has the type {column.type}")
+def _strange_kind(column: Cells, name: str, where: str, valid: str) -> BadValue:
+    return BadValue("data", where, valid, f"column {name} has the type {column.kind}")
 
 
 def _wrong(where: str, row: int, name: str, valid: str, because: str) -> BadValue:
@@ -362,6 +334,6 @@ def _wrong(where: str, row: int, name: str, valid: str, because: str) -> BadValu
     return BadValue("data", where, valid, f"row {row + 1}, column {name}: {because}")
 
 
-def columns_in(tables: Iterable[Any]) -> str:
+def columns_in(tables: Iterable[Table]) -> str:
     """The names of the first table's columns."""
     return ", ".join(next(iter(tables)).column_names)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from parley.data import hub
-from parley.errors import BadValue
+from parley.errors import BadValue, needed
 from parley.files import Unreadable, parse_json, read_text, user_path
 
 TRAIN = "train"
@@ -31,6 +31,7 @@ def find(source: str, root: str | Path | None = None) -> list[Path]:
         return _wanted(source, lambda name: _existing(folder / name))
     if not hub.is_id(source) and not hub.is_id(f"owner/{source}"):
         raise BadValue("data.tokenizer", source, _VALID, because="no such folder")
+    needed("huggingface_hub", "hub", "data.tokenizer", source)
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -76,7 +77,7 @@ def identity(files: Sequence[Path]) -> str:
 
 def read(files: Sequence[Path], source: str) -> Any:
     """The tokenizer in these files, set to pad with its own padding token."""
-    library = hub.text_library("tokenizers", "data.tokenizer", source)
+    library = needed("tokenizers", "text", "data.tokenizer", source)
     settings = _settings(files[1], source) if len(files) > 1 else {}
     try:
         if files[0].name == "tokenizer.json":
@@ -118,7 +119,7 @@ def train(texts: Iterable[str], size: int) -> Any:
     The vocabulary comes from byte-pair merges: the library's own WordPiece trainer numbers pieces
     in the order of a randomly seeded hash table, so that two workers would not agree.
     """
-    library = hub.text_library("tokenizers", "data.tokenizer", TRAIN)
+    library = needed("tokenizers", "text", "data.tokenizer", TRAIN)
     merging = library.Tokenizer(library.models.BPE())
     merging.normalizer = library.normalizers.BertNormalizer(lowercase=True)
     merging.pre_tokenizer = library.pre_tokenizers.Sequence(

@@ -6,7 +6,6 @@ becomes W + (α / r) B A, where A and B have r rows and columns. Only A and B tr
 The library `peft` puts them in.
 """
 
-import importlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from parley.errors import BadValue, unknown_name
+from parley.errors import BadValue, needed, unknown_name
 
 ALL = "all-linear"
 """As targets: every linear layer but those that are trained in full and a language model's last."""
@@ -127,12 +126,7 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _library() -> ModuleType:
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        because = f"it needs peft, and {error.name or 'peft'} is not installed"
-        valid = "none, or pip install 'parley-learning[lora]'"
-        raise BadValue("lora", "r=…", valid, because) from error
+    return needed("peft", "lora", "lora", "r=…", instead="none")
 
 
 def _network(model: nn.Module) -> Any:

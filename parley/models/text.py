@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from parley.data import hub
-from parley.errors import BadValue
+from parley.errors import BadValue, needed
 from parley.files import user_path
 
 VOCABULARY = 30_522
@@ -129,7 +129,7 @@ def bert_mini(
     head wider than the number of classes: the paper's figures are for a head with 10 outputs
     (11,074,826 parameters).
     """
-    transformers = hub.text_library("transformers", "model", "bert-mini")
+    transformers = needed("transformers", "text", "model", "bert-mini")
     config = transformers.BertConfig(
         hidden_size=256,
         num_hidden_layers=4,
@@ -156,7 +156,7 @@ def distilbert(
     paper's 66.67 M are for a head with 10 outputs (66,666,250). Without `dropout` the rates are
     0.1, and 0.2 before the head.
     """
-    transformers = hub.text_library("transformers", "model", "distilbert")
+    transformers = needed("transformers", "text", "model", "distilbert")
     config = transformers.DistilBertConfig()
     return _named(
         "distilbert", config, input_shape, classes, pretrained, dropout, vocabulary, outputs
@@ -263,7 +263,7 @@ def _set_dropout(config: Any, dropout: float | None) -> None:
 
 
 def _read_config(name: str, source: str, field: str = "model") -> Any:
-    transformers = hub.text_library("transformers", field, name)
+    transformers = needed("transformers", "text", field, name)
     return _read(
         lambda **how: transformers.AutoConfig.from_pretrained(
             _place(source), trust_remote_code=False, **how
@@ -274,12 +274,12 @@ def _read_config(name: str, source: str, field: str = "model") -> Any:
 
 
 def _fresh(name: str, config: Any, kind: str = CLASSIFIER) -> Any:
-    transformers = hub.text_library("transformers", "model", name)
+    transformers = needed("transformers", "text", "model", name)
     return getattr(transformers, kind).from_config(config, trust_remote_code=False)
 
 
 def _pretrained(name: str, source: str, config: Any, kind: str = CLASSIFIER) -> Any:
-    transformers = hub.text_library("transformers", "model", name)
+    transformers = needed("transformers", "text", "model", name)
     load = getattr(transformers, kind).from_pretrained
     # Safetensors only: never unpickle files from elsewhere.
     network, report = _read(

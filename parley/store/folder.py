@@ -289,7 +289,7 @@ def _text(what: str, path: Path, most: int = LARGEST) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, for anyone who wants to repeat the run."""
-    packages = ("torch", "numpy", "scipy", "networkx", "scikit-learn", "datasets")
+    packages = ("torch", "numpy", "scipy", "networkx", "datasets")
     return {
         "command": command(),
         "parley": __version__,

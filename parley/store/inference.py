@@ -7,7 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from parley.data.images import save_grey
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, ParleyError, needed
 from parley.files import make_folder, replacing
 from parley.measures import (
     BINARY,
@@ -200,10 +199,7 @@ def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
         raise BadValue("out", str(path), "a file in a folder that exists")
     if form == "onnx":
         for package in ("onnx", "onnxscript"):
-            if find_spec(package) is None:
-                because = f"it needs {package}, which is not installed"
-                valid = "torch-export, or pip install 'parley-learning[onnx]'"
-                raise BadValue("to", form, valid, because)
+            needed(package, "onnx", "to", form, instead="torch-export")
     dtype = getattr(torch, card.input.dtype)
     example = torch.zeros(2, *card.input.shape, dtype=dtype)
     prepared = Prepared(module, card).eval()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from parley.data import hub
-from parley.errors import BadValue, shown
+from parley.errors import BadValue, needed, shown
 from parley.files import regular, user_path
 
 log = logging.getLogger(__name__)
@@ -97,11 +97,11 @@ def _hub_file(source: str) -> Path:
         return folder
     if not hub.is_id(source) and not hub.is_id(f"owner/{source}"):
         raise BadValue("init", f"hf:{source}", VALID, "no such folder")
-    from huggingface_hub import hf_hub_download
+    library = needed("huggingface_hub", "hub", "init", f"hf:{source}")
 
     with hub.offline_unless_reachable() as reachable:
         try:
-            return Path(hf_hub_download(source, WEIGHTS))
+            return Path(library.hf_hub_download(source, WEIGHTS))
         except Exception as error:  # many unrelated types, which all mean "not found"
             why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             why = why if reachable else "no such folder, and the hub cannot be reached"

@@ -11,11 +11,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from parley.errors import BadValue, unknown_name
+from parley.errors import needed, unknown_name
 from parley.experiment import Experiment
 from parley.store.folder import RunFolder
 from parley.training.events import EpochDone, Event
@@ -41,13 +40,7 @@ def parse(log: str | Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         if name not in TRACKERS:
             raise unknown_name("log", name, TRACKERS)
-        try:
-            import_module(TRACKERS[name].package)
-        except ImportError as error:
-            because = f"{error.name or name} is not installed"
-            raise BadValue(
-                "log", name, "pip install 'parley-learning[trackers]' first", because
-            ) from None
+        needed(TRACKERS[name].package, "trackers", "log", name)
     return names
 
 

@@ -1,6 +1,7 @@
 """What a run leaves behind to be used: its models, how to build them, and what they answer."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -326,7 +327,7 @@ def test_an_export_that_cannot_be_is_refused(
         inference.export(module, trained.card, "onnx", tmp_path / "m.pt2")
     with pytest.raises(BadValue, match=r"a folder that exists"):
         inference.export(module, trained.card, "torch-export", tmp_path / "no" / "m.pt2")
-    monkeypatch.setattr(inference, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(BadValue, match=r"pip install 'parley-learning\[onnx\]'"):
         inference.export(module, trained.card, "onnx", tmp_path / "m.onnx")
 
