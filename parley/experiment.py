@@ -203,13 +203,13 @@ class Experiment(Checked, BaseModel):
     """Threads of each worker. By default, compiled kernels use one per core, and everything else
     uses one, because more threads rarely pay off."""
     on_failure: Literal["stop", "heal"] = "stop"
-    """What the others do when a worker dies or stops responding: stop, or heal, which continues
-    without it."""
+    """What the others do when a peer (parley join) dies or stops responding: stop, or heal, which
+    continues without it. Workers of parley train always stop, and torchrun can restart them."""
     patience: float = Field(600.0, ge=0.1, le=YEAR)
     """Seconds after which an unresponsive worker is considered lost, also at the start."""
     suspicious: Literal["warn", "stop", "drop"] = "warn"
     """What to do if an agent of another worker sends a message that no honest agent would: warn,
-    stop, or, with on_failure heal, drop its worker and continue."""
+    stop, or, with on_failure heal, drop its peer and continue."""
     checkpoint_every: int = Field(1, ge=1, le=MANY)
     """Epochs between checkpoints; the last epoch always has one."""
     keep: int = Field(2, ge=1, le=MANY)

@@ -24,9 +24,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 SLOW = (
-    *("cluster/test_launch", "cluster/test_faults", "cluster/test_heal", "cluster/test_hosts"),
+    *("cluster/test_launch", "cluster/test_faults", "cluster/test_hosts"),
     *("peers/test_join", "peers/test_strangers", "peers/test_heal", "peers/test_wire"),
     *("peers/test_rounds", "peers/test_features"),
+    "peers/test_hosts::test_a_host_is_killed_and_replaced_by_another_machine",
+    "peers/test_hosts::test_test_samples_on_an_absent_host_are_reported",
     *("cluster/test_join", "cluster/test_suspicious", "store/test_power", "store/test_lock"),
     *("wire/test_bytes", "wire/test_links", "dash/test_dash_page", "results/test_web"),
     *("test_docs", "test_examples", "test_benchmarks", "store/test_folders"),
@@ -50,7 +52,6 @@ SLOW = (
     *("data/test_data::test_real_datasets", "data/test_data::test_real_imagenette"),
     "results/test_report::test_the_same_plots_as_pictures",
     "results/test_report::test_the_command_writes_the_page_beside_the_runs",
-    "cluster/test_membership::test_one_that_dies_right_after_settling_a_roster",
     "test_lock::test_a_file_that_was_changed_is_not_installed",
     *("store/test_repeat", "reproduce/test_theory"),
     "dash/test_series::test_answers_are_bounded_however_many_records_there_are",
@@ -78,7 +79,6 @@ MEASURING = (
     *("peers/test_wire", "peers/test_rounds"),
     "wire/test_bytes",
     "wire/test_links",
-    "cluster/test_heal",
     "test_benchmarks",
 )
 """Files whose tests measure an interface or the clock: one at a time, by one of xdist's workers."""
@@ -86,7 +86,14 @@ APART = ("algorithms/test_algorithms", "test_digests", "compute/test_sanitizers"
 """Long files whose functions share nothing: each may go to another of xdist's workers."""
 LONGEST = (
     *("measuring", "wire/test_transport", "cluster/test_launch", "compute/test_sanitizers"),
-    *("peers/test_heal", "results/test_report", "test_digests", "test_docs", "cluster/test_faults"),
+    *(
+        "peers/test_heal",
+        "peers/test_hosts",
+        "results/test_report",
+        "test_digests",
+        "test_docs",
+        "cluster/test_faults",
+    ),
     *("dash/test_dash_page", "test_examples", "cluster/test_join", "peers/test_join"),
     *("store/test_lock", "peers/test_features", "cluster/test_hosts", "algorithms/test_algorithms"),
     *("sweep/test_compare", "graphs/test_sequences", "cluster/test_suspicious", "data/test_data"),

@@ -20,6 +20,8 @@ from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
+INCOMPLETE = 3
+"""Exit code of a run that is complete, but without some of its agents."""
 
 PeersFile = Annotated[
     Path,
@@ -82,3 +84,5 @@ def join(
             group, experiment, me, keys, load, out, resume, watch, None, listen, file
         )
     show_summary(outcome.summary, json_)
+    if outcome.summary.get("agents_absent"):
+        raise typer.Exit(INCOMPLETE)

@@ -1,4 +1,4 @@
-"""``parley peers``: a look at the group before training begins."""
+"""``parley peers``: a group of peers is made, looked at, and changed."""
 
 import json
 from pathlib import Path
@@ -9,10 +9,12 @@ import typer
 from parley.cli.join import Keys, Listen, Me, PeersFile
 from parley.cli.options import Json, option
 from parley.cli.screen import screen
+from parley.cluster.noticeboard import listed
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
 from parley.peers.check import check as look
 from parley.peers.file import Peers
+from parley.peers.hosts import make
 from parley.peers.keys import find
 from parley.peers.revisions import AUTHORITY, signed
 from parley.results.table import Table
@@ -20,7 +22,7 @@ from parley.results.table import Table
 app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
-    help="Look at the peers of a group before they train.",
+    help="Make a group of hosts, look at the peers of a group, agree to a change.",
 )
 
 
@@ -64,6 +66,30 @@ def sign(
         identity = find(me, keys)
         name = f'"{me}"' if "." in me else me  # as TOML wants it
         print(f'{name} = "{signed(group, identity.certificate, identity.key)}"')
+
+
+@app.command()
+def hosts(
+    experiment: Annotated[
+        Path, typer.Argument(help="The experiment that all train.", metavar="EXPERIMENT.toml")
+    ],
+    addresses: Annotated[
+        list[str],
+        typer.Argument(help="Where each host is reached by the others.", metavar="HOST:PORT..."),
+    ],
+    *,
+    out: Annotated[Path, option("Folder to write to.", "FOLDER")],
+) -> None:  # fmt: skip
+    """Make the keys and the peers.toml for hosts that all belong to you.
+
+    [bold]parley peers hosts experiment.toml a.example:7400 b.example:7400 --out hosts[/bold]
+
+    Copy hosts/NAME to each host, and start [bold]parley join peers.toml --me NAME[/bold] there. The
+    agents are spread over the hosts in order. FOLDER has all keys: keep it to yourself.
+    """
+    made = make(experiment, addresses, out)
+    for peer in made.peer:
+        print(f"{out / peer.name}: {peer.address}, {listed(peer.agents)}")
 
 
 @app.callback()

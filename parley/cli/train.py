@@ -1,7 +1,6 @@
 """``parley train``: one experiment, from flags and a file, in this process or several."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,8 +23,6 @@ from parley.watch import trackers
 from parley.watch.progress import TrainingProgress
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
-INCOMPLETE = 3
-"""Exit code of a run that is complete, but without some of its agents."""
 HERE = "This host's own settings"
 HostFile = Annotated[
     Path | None,
@@ -96,15 +93,6 @@ def train(
     if outcome is None:
         return
     show_summary(outcome.summary, json_)
-    if outcome.summary.get("agents_absent") and not _would_be_restarted():
-        raise typer.Exit(INCOMPLETE)
-
-
-def _would_be_restarted() -> bool:
-    """Whether torchrun would restart the finished run if its exit code were not 0."""
-    names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-    made, most = (int(os.environ.get(name, "0")) for name in names)
-    return made < most
 
 
 def _absent(done: dict[str, Any]) -> dict[str, str]:

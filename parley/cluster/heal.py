@@ -4,14 +4,7 @@ Axes: A agents hosted here, D flat parameters.
 
 A run is a sequence of *generations*: groups of workers that train together. A generation ends when
 one of its workers dies or is silent for longer than the patience or, after an epoch, when a worker
-asks to rejoin. Then all workers that are alive meet to form the next one:
-
-    outside ──rejoin──▶ meeting ──roster──▶ training ──end──▶ done
-                            ▲                     │
-                            └──a worker is lost, or one asks to rejoin
-
-The common store is the arbiter: of all rosters proposed for a generation, the first one written
-counts. The process that keeps the store cannot be replaced; if it is lost, all others stop.
+asks to rejoin. Then the workers that are left agree on the next one, and continue here.
 
 Survivors keep their models as they were after their last complete step. All other state of an
 algorithm (momentum, errors, trackers) starts afresh, since it belongs to a graph that no longer
@@ -19,23 +12,16 @@ exists.
 """
 
 import itertools
-import json
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import networkx as nx
 import torch
 from torch import Tensor
 
 from parley import graphs as topologies
-from parley.cluster import messages
-from parley.cluster.join import Meeting, Roster
-from parley.cluster.noticeboard import FAILURE, StoreLost, ask, read_failure
-from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.journal import Journal, Written
@@ -43,13 +29,6 @@ from parley.training.metrics import Losses
 from parley.training.record import Record
 from parley.training.run import Run
 from parley.wire.transport import Kind
-
-PAUSE = 0.05
-"""Seconds between queries of the store."""
-BEAT = 1.0
-"""Seconds between heartbeats of a generation."""
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -80,148 +59,6 @@ class Position:
         step = end_of(epoch)
         how = (about["seconds"], about["samples"], found.sent)
         return cls(epoch, step, found.state, found.b_AS, *how)
-
-
-class Membership:
-    """Agrees with the other workers on who takes part in the next generation."""
-
-    def __init__(self, meeting: Meeting) -> None:
-        assert meeting.store is not None, "a lone worker has no others to agree with"
-        self.store = meeting.store
-        self.rank = meeting.rank
-        self.world = meeting.world
-        self.patience = meeting.patience
-        self._beaten = 0.0
-        self._last = -1
-        """The last generation that this worker took part in."""
-
-    def begun(self) -> bool:
-        """Whether there has been a generation already, so that this worker is rejoining."""
-        return self.ask(lambda: self.store.check(["roster/0"]))
-
-    def done(self) -> None:
-        """Tells workers that come later that the run has ended."""
-        with suppress(StoreLost):
-            self.ask(lambda: self.store.set("done", "1"))
-
-    def next_roster(self, left: bool) -> Roster:
-        """Waits for the roster of the next generation that this worker takes part in.
-
-        `left`: this worker was in the previous generation, which has ended. Only then may the
-        others start without missing workers; one that rejoins waits for the end of an epoch.
-        """
-        # The rosters themselves say which generation is the next: who settles one may die right
-        # after it.
-        generation = self.ask(self._unsettled)
-        left = left and generation == self._last + 1
-        while True:
-            workers = self._settle(generation, left)
-            if self.rank in workers:
-                self._last = generation
-                return Roster(generation, workers)
-            generation, left = generation + 1, False
-
-    def _unsettled(self) -> int:
-        """The first generation that has no roster yet."""
-        generation = self._last + 1
-        while self.store.check([f"roster/{generation}"]):
-            generation += 1
-        return generation
-
-    def _settle(self, generation: int, left: bool) -> tuple[int, ...]:
-        """The workers of one generation, as first written to the store."""
-        self.ask(lambda: self._enter(generation, left))
-        before = self.roster(generation - 1) if generation else tuple(range(self.world))
-        began = heard = time.monotonic()
-        beats: str | None = None
-        over = left
-        while True:
-            workers, inside, ended, beat, failure, done = self.ask(lambda: self._look(generation))
-            dropped = self.dropped()
-            if self.rank in dropped:
-                raise ParleyError(
-                    f"workers: the others continue without this host: {dropped[self.rank]}"
-                )
-            inside = [worker for worker in inside if worker not in dropped]
-            now = time.monotonic()
-            if workers is not None:
-                return tuple(workers)
-            if failure:
-                raise read_failure(failure)
-            if done:
-                raise ParleyError("workers: the run has ended without this host")
-            if ended and not over:
-                began, over = now, True
-            waited = now - began > self.patience
-            if set(before) - set(dropped) <= set(inside) or (generation and over and waited):
-                self.ask(lambda: self._propose(generation, inside))  # noqa: B023
-            elif not generation and waited:
-                missing = [w for w in range(self.world) if w not in inside]
-                raise ParleyError(
-                    f"workers: worker {', '.join(map(str, missing))} did not join within "
-                    f"{self.patience:g} seconds (--patience)"
-                )
-            elif not over:
-                # A generation without heartbeats has been lost.
-                if beat != beats:
-                    beats, heard = beat, now
-                elif now - heard > 3 * self.patience:
-                    self.ask(lambda: self.store.set(f"left/{generation}", "1"))
-            time.sleep(PAUSE)
-
-    def roster(self, generation: int) -> tuple[int, ...]:
-        """The workers of an earlier generation."""
-        text = self.ask(lambda: self._get(f"roster/{generation}"))
-        return messages.workers(text or "[]", self.world)
-
-    def waiting(self, generation: int) -> bool:
-        """Whether a worker is waiting to join the generation after this one."""
-        keys = [f"in/{generation + 1}/{worker}" for worker in range(self.world)]
-        return self.ask(lambda: any(self.store.check([key]) for key in keys))
-
-    def drop(self, worker: int, why: str) -> None:
-        """From now on, all continue without this worker."""
-        self.ask(lambda: self.store.set(f"dropped/{worker}", why))
-
-    def dropped(self) -> dict[int, str]:
-        """The workers that all continue without, and why."""
-        return self.ask(
-            lambda: {
-                worker: messages.printable(self._get(f"dropped/{worker}") or "")
-                for worker in range(self.world)
-                if self.store.check([f"dropped/{worker}"])
-            }
-        )
-
-    def beat(self) -> None:
-        """Shows waiting workers that a generation is running."""
-        if time.monotonic() - self._beaten > BEAT:
-            self._beaten = time.monotonic()
-            self.ask(lambda: self.store.add("beat", 1))
-
-    def ask(self, question: Callable[[], T], times: int = 1) -> T:
-        """An answer from the store, or an error saying that the store was lost."""
-        return ask(question, times * self.patience)
-
-    def _enter(self, generation: int, left: bool) -> None:
-        self.store.set(f"in/{generation}/{self.rank}", "1")
-        if left:
-            self.store.set(f"left/{generation}", "1")
-
-    def _look(self, generation: int) -> tuple[Any, list[int], bool, str | None, str | None, bool]:
-        workers = self._get(f"roster/{generation}")
-        everyone = range(self.world)
-        inside = [w for w in everyone if self.store.check([f"in/{generation}/{w}"])]
-        ended = self.store.check([f"left/{generation}"])
-        settled = messages.workers(workers, self.world) if workers is not None else None
-        failure, done = self._get(FAILURE), self.store.check(["done"])
-        return settled, inside, ended, self._get("beat"), failure, done
-
-    def _propose(self, generation: int, inside: Sequence[int]) -> None:
-        self.store.compare_set(f"roster/{generation}", "", json.dumps(list(inside)))
-
-    def _get(self, key: str) -> str | None:
-        return self.store.get(key).decode("utf-8", "replace") if self.store.check([key]) else None
 
 
 class Recovery:

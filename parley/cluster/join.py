@@ -36,7 +36,6 @@ from parley.cluster.noticeboard import (
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.wire import direct
-from parley.wire.guard import Suspicious
 from parley.wire.local import Local
 from parley.wire.placement import Placement
 from parley.wire.processes import Processes
@@ -89,10 +88,6 @@ class Rosters(Protocol):
 
     def drop(self, worker: int, why: str) -> None:
         """From now on, all continue without this worker."""
-        ...
-
-    def beat(self) -> None:
-        """Shows waiting workers that a generation is at work."""
         ...
 
 
@@ -166,21 +161,16 @@ class Meeting(Gathering):
         return Local(placement) if self.store is None else Processes(placement)
 
     def membership(self) -> Rosters | None:
-        """Agreed on in the common store."""
-        from parley.cluster.heal import Membership  # which needs to know what a meeting is
-
-        return Membership(self) if self.heals else None
+        """Fixed: whoever started ends together."""
+        return None
 
     def lobby(self) -> Noticeboard:
-        """Where the workers communicate before they are connected.
-
-        In a run that heals, what is written there stays: a worker that returns finds the answers.
-        """
+        """Where the workers communicate before they are connected."""
         if self.store is None:
             return Noticeboard()
         store = PrefixStore("lobby", self.store)
         timeout = timedelta(seconds=self.patience)
-        return Noticeboard(store, self.rank, self.world, timeout, self.store, once=self.heals)
+        return Noticeboard(store, self.rank, self.world, timeout, self.store)
 
     @contextmanager
     def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Noticeboard]:
@@ -194,7 +184,7 @@ class Meeting(Gathering):
         present = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
         said = PrefixStore("said", store)
         board = Noticeboard(said, here, world, timeout, self.store, members=present)
-        with self.ending_together(board, final=not self.heals):
+        with self.ending_together(board, final=True):
             self._connect(store, here, world)
             with last_words(partial(self._given_up, board)):
                 yield board
@@ -204,7 +194,7 @@ class Meeting(Gathering):
         workers = [board.name(worker) for worker in direct.awaited()]
         who = " or ".join(workers) or "another worker"
         error = ParleyError(f"workers: {who} sent a message that is too long")
-        return str(error if self.heals else board.fail(error))
+        return str(board.fail(error))
 
     def _connect(self, store: Store, here: int, world: int) -> None:
         timeout = timedelta(seconds=self.patience)
@@ -230,51 +220,39 @@ class Meeting(Gathering):
         """When one worker fails, all end with the error of the first that failed.
 
         A failing worker leaves its error in the store and closes its connections, which tells the
-        others. `final`: whether the run also ends when a worker is lost.
+        others.
         """
         if self.store is None:
             yield
             return
         try:
             yield
-        except (StoreLost, RejoinRequest):
-            if not final:
-                board.raise_told()
+        except StoreLost:
             raise
         except WorkerLost as lost:
-            if not final:
-                board.raise_told()
-                raise
             board.leave()
             _disconnect(lost)
             explained = board.explain(lost)
             board.part(explained)
             raise explained from None
         except ParleyError as error:
-            if isinstance(error, Suspicious) and error.drop and not final:
-                raise  # the others continue without the worker in question
             first = board.fail(error)
             _disconnect(error)
             board.part(first)
             raise (error if first is error else first) from None
         except KeyboardInterrupt:
-            if final:
-                board.fail(ParleyError(f"workers: {self._own_name(board)} was stopped"))
-                with suppress(StoreLost):
-                    board.end()
+            board.fail(ParleyError(f"workers: {board.name(self.rank)} was stopped"))
+            with suppress(StoreLost):
+                board.end()
             raise
         except Exception as error:
             words = repr(error) if self.local else unexpected(error)
-            first = board.fail(ParleyError(f"{self._own_name(board)}: {words}"))
+            first = board.fail(ParleyError(f"{board.name(self.rank)}: {words}"))
             _disconnect(error)
             board.part(first)
             raise
         finally:
             _disconnect()
-
-    def _own_name(self, board: Noticeboard) -> str:
-        # After healing, the board uses the numbers of the generation.
-        return f"worker {self.rank}" if self.heals else board.name(self.rank)
 
 
 @contextmanager
@@ -348,35 +326,20 @@ def as_launched(experiment: Experiment) -> Meeting:
     patience = experiment.patience
     where = ":".join(os.environ.get(key, "?") for key in ("MASTER_ADDR", "MASTER_PORT"))
     log.info("worker %d of %d: waiting for the others at %s", rank, world, where)
-    heals = experiment.on_failure == "heal"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_launcher()
     try:
         # Another program may be listening at that address and never answer.
-        store = ask(lambda: _store(rank, patience, heals), patience + PARTING)
+        store = ask(lambda: _store(patience), patience + PARTING)
     except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
-    if heals:
-        return Meeting(rank, world, patience, True, PrefixStore("parley/heal", store))
     store = _of_this_start(store, rank, world, patience)
     return Meeting(rank, world, patience, False, store, _backend(experiment.device))
 
 
-def _store(rank: int, patience: float, heals: bool) -> Store:
-    timeout = timedelta(seconds=patience)
-    if not heals:
-        store, _, _ = next(rendezvous("env://", timeout=timeout))
-        return store  # type: ignore[no-any-return]
-    # Workers that may leave and rejoin need one store for as long as any of them lives, but
-    # torchrun gives every restart a new one.
-    kept_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and not kept_by_agent,
-        wait_for_workers=False,
-        timeout=timeout,
-    )
+def _store(patience: float) -> Store:
+    found: Store = next(rendezvous("env://", timeout=timedelta(seconds=patience)))[0]
+    return found
 
 
 def _of_this_start(store: Store, rank: int, world: int, patience: float) -> Store:

@@ -66,6 +66,9 @@ def execute(
     # Refused before anything is written.
     precision.check_device(experiment.precision, device_of(experiment.device))
     choose.check_name(experiment.engine)
+    if experiment.on_failure == "heal":
+        valid = "stop; or parley join, with keys and peers.toml as parley peers hosts makes them"
+        raise BadValue("on_failure", "heal", valid, "only peers continue without a lost one")
     mine = (host or Host()).hosted()
     launched = started_by_launcher()
     world = int(os.environ["WORLD_SIZE"]) if launched else experiment.workers
@@ -82,8 +85,6 @@ def execute(
     if mine is not None and set(mine) != set(range(experiment.agents)):
         valid = f"all {experiment.agents} agents, or torchrun on every host"
         raise BadValue("agents_here", ",".join(map(str, mine)), valid, "this is the only host")
-    if experiment.on_failure == "heal":
-        log.warning("on_failure=heal needs workers started by torchrun; here all stop together")
     assignment = replace(assignment, mine=None)
     return work(assignment, Meeting()) if world == 1 else _with_local_workers(assignment)
 

@@ -4,7 +4,6 @@ Whatever a process sends, reading it raises nothing but a `ParleyError` with its
 """
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Required
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -82,20 +81,6 @@ def printable(text: str) -> str:
     'loss:[31m nan'
     """
     return "".join(character for character in text[:LINE] if character.isprintable())
-
-
-def workers(text: str, world: int) -> tuple[int, ...]:
-    """A roster: some of the run's workers, each once.
-
-    >>> workers("[0, 2]", 3)
-    (0, 2)
-    """
-    found: Sequence[int] = understood(text, list[Agent], "the store", "roster")
-    if len(set(found)) < len(found) or any(worker >= world for worker in found):
-        raise ParleyError(
-            f"workers: the roster {printable(text)[:80]} names workers that are not part of the run"
-        )
-    return tuple(found)
 
 
 def check_depth(found: Any, depth: int = DEPTH) -> None:

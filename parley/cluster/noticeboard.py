@@ -135,15 +135,12 @@ class Noticeboard(Board):
         world: int = 1,
         patience: timedelta = timedelta(minutes=10),
         root: Store | None = None,
-        once: bool = False,
         members: Mapping[int, Member] | None = None,
     ) -> None:
         self.store = store
         self.root = root or store
         """Where failures are reported, if not in the store itself."""
         super().__init__(rank, world, patience.total_seconds(), members)
-        self.once = once
-        """Whether notes persist for a process that comes back with the same number."""
         self._shared = 0
 
     def name(self, rank: int) -> str:
@@ -188,9 +185,9 @@ class Noticeboard(Board):
         """Puts a text under a key: the text behind =, or behind # the number of its parts."""
         parts = messages.parts(text)
         for number, part in enumerate(parts if len(parts) > 1 else ()):
-            self._ask(partial(_put, store, f"{key}/{number}", part, self.once))
+            self._ask(partial(store.set, f"{key}/{number}", part))
         head = f"={text}" if len(parts) == 1 else f"#{len(parts)}"
-        self._ask(partial(_put, store, key, head, self.once))
+        self._ask(partial(store.set, key, head))
 
     def _heard(self, store: Store, key: str, head: str) -> str:
         """The text under a key; empty, which no reader accepts, if it is too long."""
@@ -272,7 +269,7 @@ class Noticeboard(Board):
             return lost
         who = " or ".join(self.name(rank) for rank in gone)
         how = "no answer in time" if lost.timed_out else "its connection was closed"
-        then = "start all again with --resume, or use --on-failure heal to continue without it"
+        then = "start all again with --resume, or let torchrun --max-restarts do so"
         return self.fail(WorkerLost(f"workers: lost {who} ({how}); {then}", gone, lost.timed_out))
 
     def part(self, error: ParleyError) -> None:
@@ -295,13 +292,6 @@ class Noticeboard(Board):
 
     def _ask(self, question: Callable[[], T]) -> T:
         return ask(question, self.patience)
-
-
-def _put(store: Store, key: str, text: str, once: bool) -> None:
-    if once:
-        store.compare_set(key, "", text)
-    else:
-        store.set(key, text)
 
 
 def written_failure(error: ParleyError) -> str:

@@ -281,11 +281,9 @@ class Worker:
             self.position = recovery.position()
 
     def _each(self, membership: Rosters, roster: Roster, run: Run, rank: int, event: Event) -> None:
-        """After every event: a heartbeat; after an epoch, waiting workers may join."""
+        """After an epoch, waiting workers may join."""
         if rank == 0 or self.meeting.apart:
             self.assignment.watch(event)
-        if rank == 0:
-            membership.beat()
         if isinstance(event, EpochDone) and not event.last:
             rejoining = rank == 0 and membership.waiting(roster.generation)
             # Whether somebody waits is for the first worker to say, whatever the others send.

@@ -123,9 +123,6 @@ class PeerMembership:
         with self.links.changed:
             self.views.drop(worker, caught)
 
-    def beat(self) -> None:
-        """Links show by themselves that this peer is there."""
-
     def roster(self, generation: int) -> tuple[int, ...]:
         """Who took part in an earlier generation."""
         with self.links.changed:

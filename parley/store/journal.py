@@ -121,7 +121,7 @@ class Journal:
             # Workers write at most one checkpoint apart, unless some continued without others.
             raise ParleyError(
                 f"resume: some workers are at epoch {newer}, but epoch {self.epoch} is the last "
-                "that all have; with --on-failure heal each continues from its own checkpoint"
+                "that all have; with parley join and healing, each continues from its own"
             )
         if self.epoch:
             log.debug("resuming from the checkpoint of epoch %d", self.epoch)

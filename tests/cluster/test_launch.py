@@ -275,6 +275,19 @@ class TestBadInput:
         assert command.out == ""
         return command.error() if environment.get("RANK", "0") == "0" else command.err
 
+    @pytest.mark.parametrize("launched", [False, True])
+    def test_healing_is_for_peers(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, launched: bool
+    ) -> None:
+        if launched:
+            for key, value in as_ranks(2)[0].items():
+                monkeypatch.setenv(key, value)
+        words = "on_failure: 'heal' is not valid .*only peers .*; valid: stop; or parley join"
+        with pytest.raises(BadValue, match=words):
+            heals = Experiment.of(agents=2, on_failure="heal")
+            launch.execute(heals, problem, folder / "heals", False, print)
+        assert not (folder / "heals").exists()
+
     def test_more_workers_than_agents(self, folder: Path) -> None:
         words = self.refused(folder, "--workers=11")
         assert words == "workers: 11 is not valid (every worker must host an agent); valid: 1 to 10"

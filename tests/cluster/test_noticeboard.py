@@ -86,9 +86,3 @@ def test_words_cannot_move_the_cursor() -> None:
     note = json.dumps({"words": "loss: \x1b[2J\r\nnan\x07\u202e", "lost": [1]})
     assert str(read_failure(note)) == "loss: [2Jnan"
     assert len(messages.printable("x" * 10**6)) == messages.LINE
-
-
-def test_a_roster_of_others_than_the_workers() -> None:
-    for text in ("[0, 0]", "[3]", "[-1]", "{}", "[0.5]", "x"):
-        with pytest.raises(ParleyError, match="roster"):
-            messages.workers(text, 3)

@@ -60,17 +60,6 @@ def test_warn(made: Callable[..., Hosts]) -> None:
     assert hosts.records()[-1]["suspicious_messages"] > 0
 
 
-def test_drop(made: Callable[..., Hosts]) -> None:
-    hosts = made("negates", suspicious="drop", on_failure="heal")
-    assert [hosts.wait(rank) for rank in range(3)] == [0, 2, 0], hosts.words()
-    assert "the others continue without this host: suspicious: agent" in hosts.err(1)
-    last = hosts.records()[-1]
-    assert last["epoch"] == SMALL["epochs"]
-    assert [value is None for value in last["accuracy_agents"]] == [0, 0, 1, 1, 0, 0]
-    assert last["accuracy_own"] > 0.8
-    assert "the run ends without agents 2, 3" in hosts.err(0)
-
-
 def test_forged_metrics_are_left_out(made: Callable[..., Hosts]) -> None:
     hosts = made("boasts")
     assert hosts.wait(0) == 0, hosts.words()

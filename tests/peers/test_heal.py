@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import tomli_w
 
+from parley import user_code
 from parley.errors import ParleyError
 from parley.experiment import Experiment, read_file
 from parley.files import write_atomically
@@ -28,10 +29,9 @@ from parley.peers.revisions import signed
 from parley.peers.transport import PeerTransport
 from parley.store import checkpoint
 from parley.training.events import Event, StepDone
-from parley.training.problem import problem
 from parley.watch import log
 from tests import namespaces
-from tests.faults import ATTACKS, HURRY, attack, lines, paced
+from tests.faults import ATTACKS, HURRY, attack, lines, loaded, paced
 from tests.peers.groups import NAMES, free_ports, write_group
 from tests.peers.phases import BEFORE_TRAINING, PHASES, halt_at, stopped
 from tests.processes import PATIENCE, process, until
@@ -40,10 +40,13 @@ OPTIONS = {"model": "logistic", "engine": "loop", "algorithm": "dpsgd", "epochs"
 OPTIONS |= {"gossip_rounds": 1, "on_failure": "heal", "patience": 6.0}
 
 
-def train(folder: Path, name: str, resume: bool, odd: str = "", place: str = "") -> None:
+def train(
+    folder: Path, name: str, resume: bool, odd: str = "", place: str = "", own: str = "."
+) -> None:
     """One peer, as slow as it must be for what is done to it; `odd`: one of `ATTACKS`, or that it
-    becomes "slower" with every step, or "killed" or "stopped" and one of `PHASES`. `place` is its
-    namespace."""
+    becomes "slower" with every step, has test data of its "own test", or "killed" or "stopped" and
+    one of `PHASES`. `place` is its
+    namespace, `own` where it has its key and its peers.toml."""
     if place:
         namespaces.enter(place)
     if odd in ATTACKS:
@@ -54,13 +57,14 @@ def train(folder: Path, name: str, resume: bool, odd: str = "", place: str = "")
     checkpoint.save_file = partial(written, checkpoint.save_file, folder / f"{name}.full")
     sys.stderr = io.TextIOWrapper((folder / f"{name}.err").open("ab"), line_buffering=True)
     log.show()
-    peers = Peers.read(folder / "peers.toml")
+    os.environ[user_code.ALLOWED] = "tests.faults"
+    peers = Peers.read(folder / own / "peers.toml")
     experiment = Experiment.of(**read_file(Path(peers.experiment)))
     watch = partial(slower if odd == "slower" else paced, folder)
     try:
         outcome = join(
-            peers, experiment, name, folder, problem, folder / name, resume, watch,
-            file=folder / "peers.toml",
+            peers, experiment, name, folder / own, partial(loaded, odd), folder / name, resume,
+            watch, file=folder / own / "peers.toml",
         )  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(outcome.summary))
     except ParleyError as error:
@@ -97,8 +101,8 @@ class Trio:
         for name, how in zip(NAMES[:3], ("", "", odd), strict=True):
             self.start(name, odd=how)
 
-    def start(self, name: str, resume: bool = False, odd: str = "") -> None:
-        self.running[name] = process(train, self.folder, name, resume, odd)
+    def start(self, name: str, resume: bool = False, odd: str = "", own: str = ".") -> None:
+        self.running[name] = process(train, self.folder, name, resume, odd, "", own)
 
     def stop(self) -> None:
         for one in self.running.values():
