@@ -5,7 +5,7 @@
     python -m benchmarks.costs --table     all records as Markdown; measures nothing
 
 A block is one network on one dataset and graph, trained once by each of the six methods. Its cost
-is what `parley reproduce NAME --list` shows: processor time, evaluations included.
+is what `parley reproduce NAME --measure --list` shows: processor time, evaluations included.
 """
 
 import argparse
@@ -28,7 +28,9 @@ def measured() -> dict[str, Any]:
     calibration = costs.Calibration()
     for preset in presets().values():
         if preset.table in TABLES:
-            speed = calibration.speed(preset)
+            if not calibration.known(preset):
+                calibration.measure(preset)
+            speed = calibration.speed(preset).per_second
             block = blocks.setdefault(
                 preset.group, {"speed": speed, "runs": 0, "gradients": 0, "hours": 0}
             )

@@ -1,11 +1,15 @@
 """``parley reproduce``: the paper's tables and figures by name."""
 
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
 from parley import graphs as topologies
@@ -24,7 +28,6 @@ from parley.reproduce.presets import TABLES, presets, select
 from parley.reproduce.theory import bounds
 from parley.reproduce.theory.pictures import picture as draw_theory
 from parley.results.table import Table
-from parley.sweep.jobs import Job
 from parley.watch.log import console
 
 
@@ -104,6 +107,24 @@ OnlyList = Annotated[
     bool,
     switch("Only list the runs and how long they would take.", "--list"),
 ]
+Measure = Annotated[
+    bool,
+    switch(
+        "Time the networks on this machine first, a few seconds each, and keep the result. "
+        "Without it, networks not timed yet have the speed of another machine.",
+        "--measure",
+    ),
+]
+Yes = Annotated[
+    bool,
+    switch("Start without asking. Only asked in a terminal, before more than an hour.", "--yes"),
+]
+LONG = 1.0
+"""Hours that a terminal is asked about before they begin."""
+SHORTER = (
+    "Shorter: --epochs N, --fraction NUMBER, --agents N, --methods LIST, or a longer NAME; --list "
+    "only shows this."
+)
 
 
 @app.command()
@@ -119,11 +140,15 @@ def run(
     parallel: Parallel = None,
     data_root: DataRoot = None,
     list_: OnlyList = False,
+    measure: Measure = False,
+    yes: Yes = False,
     json_: Json = False,
 ) -> None:
     """List the presets, or run those that match a name.
 
-    Finished runs are skipped; after Ctrl-C the same command continues.
+    The plan and its cost come first, on stderr; in a terminal, a plan of more than an hour waits
+    for an answer, elsewhere it starts. Finished runs are skipped; after Ctrl-C the same command
+    continues.
     """
     chosen = select(
         name or "all",
@@ -139,9 +164,18 @@ def run(
     )
     at_once = _whole("parallel", parallel) or usable_cores()
     todo = campaign.jobs(chosen, order, out)  # refuses what is invalid before anything is timed
-    if name is None or list_:
-        _list(chosen, order, todo, at_once, listed=list_, groups=name is None, as_json=json_)
+    rows = cost_rows(chosen, order, measure)
+    if name is None and not list_:
+        _list_groups(rows, json_)
         return
+    for number, row in enumerate(rows):
+        row["done"] = sum(campaign.state(job) == "done" for job in todo[number :: len(rows)])
+    if list_:
+        _list_each(rows, order, at_once, screen, json_)
+        return
+    hours = _list_each(rows, order, at_once, console)
+    if hours > LONG and not yes and not _agreed():
+        raise typer.Exit(1)
     with stoppable(out, "the same command continues"):
         became = campaign.run(todo, at_once, out)
     counts = {state: len(jobs) for state, jobs in became.items()}
@@ -159,37 +193,25 @@ def run(
         raise typer.Exit(1)
 
 
-def _list(
-    chosen: Sequence[Preset],
-    order: Order,
-    todo: Sequence[Job],
-    at_once: int,
-    *,
-    listed: bool,
-    groups: bool,
-    as_json: bool,
-) -> None:
-    """What would be run, and how long it would take."""
-    rows = cost_rows(chosen, order)
-    if listed:
-        for number, row in enumerate(rows):
-            seeds_of_it = todo[number :: len(rows)]
-            row["done"] = sum(campaign.state(job) == "done" for job in seeds_of_it)
-    if as_json:
-        print(json.dumps(rows))
-    elif groups:
-        _list_groups(rows)
-    else:
-        _list_each(rows, order, at_once)
+def _agreed() -> bool:
+    """Whether to start: a terminal is asked, and a pipe or a timer never waits for an answer."""
+    if not (sys.stdin.isatty() and console.is_terminal):
+        return True
+    with suppress(EOFError):
+        return console.input(Text("start? [y/N] ")).strip().lower() in ("y", "yes")
+    return False
 
 
-def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
-    """The cost of one seed of each preset; networks not yet timed here are timed now."""
+def cost_rows(
+    chosen: Sequence[Preset], order: Order, measure: bool = False
+) -> list[dict[str, Any]]:
+    """The cost of one seed of each preset; `measure` times networks not yet timed here."""
     calibration = costs.Calibration()
-    new = dict.fromkeys(p.model for p in chosen if calibration.known(p) is None)
-    if new:
-        what = f"timing {', '.join(new)} on this machine, once"
-        console.print(what, highlight=False, soft_wrap=True)
+    for preset in chosen if measure else ():
+        if not calibration.known(preset):
+            what = f"timing {preset.model} on this machine, once"
+            console.print(what, highlight=False, soft_wrap=True)
+            calibration.measure(preset)
     rows = []
     for preset in chosen:
         reduction = preset.reduced(order.epochs, order.fraction)
@@ -203,17 +225,21 @@ def cost_rows(chosen: Sequence[Preset], order: Order) -> list[dict[str, Any]]:
                 "epochs": reduction.epochs or preset.epochs,
                 "reduced": reduction.words(preset.epochs) or None,
                 "gradients": costs.gradients(preset, order.variant, reduction),
-                "gradients_per_second": speed,
-                "one_core_of": calibration.machine,
-                "hours": costs.hours(preset, speed, order.variant, reduction),
+                "gradients_per_second": speed.per_second,
+                "one_core_of": speed.machine,
+                "measured_here": speed.here,
+                "hours": costs.hours(preset, speed.per_second, order.variant, reduction),
                 "paper": preset.paper.accuracy if preset.paper else None,
             }
         )
     return rows
 
 
-def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
+def _list_groups(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
     """One line per group of methods that are compared."""
+    if as_json:
+        print(json.dumps(rows))
+        return
     for table, title in TABLES.items():
         lines = []
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -236,7 +262,16 @@ def _list_groups(rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> None:
+def _list_each(
+    rows: Sequence[dict[str, Any]], order: Order, at_once: int, to: Console, as_json: bool = False
+) -> float:
+    """One line per preset, and what is left; returns the hours that will take."""
+    left = [(order.seeds - row["done"], row["hours"]) for row in rows]
+    runs = sum(seeds for seeds, _ in left)
+    hours = sum(seeds * hours for seeds, hours in left) / max(1, min(at_once, runs))
+    if as_json:
+        print(json.dumps(rows))
+        return hours
     reduced = any(row["reduced"] for row in rows)
     of_data = f", {100 * order.fraction:g} % of the data" if order.fraction else ""
     groups: dict[str, list[list[str]]] = {}
@@ -256,19 +291,27 @@ def _list_each(rows: Sequence[dict[str, Any]], order: Order, at_once: int) -> No
     headings = ["", "epochs", "million\ngradients", "one core", "paper", "done"]
     words = f", reduced{of_data}" if reduced else ""
     for group, lines in groups.items():
-        screen.print(Table(headings, lines, title=f"{group}/{words}").terminal())
-    left = [(order.seeds - row["done"], row["hours"]) for row in rows]
-    runs = sum(seeds for seeds, _ in left)
+        to.print(Table(headings, lines, title=f"{group}/{words}").terminal())
     if not runs:
-        screen.print("all done", highlight=False)
-        return
-    total = costs.duration(sum(seeds * hours for seeds, hours in left) / min(at_once, runs))
-    words = f"{runs} run{'s' * (runs > 1)} left, {min(at_once, runs)} at a time: about {total}"
-    screen.print(f"{words}. {_where(rows)}", highlight=False)
+        to.print("all done", highlight=False)
+        return hours
+    words = f"{runs} run{'s' * (runs > 1)} left, {min(at_once, runs)} at a time: about "
+    to.print(f"{words}{costs.duration(hours)}. {_where(rows)}", highlight=False)
+    to.print(SHORTER, highlight=False)
+    return hours
 
 
 def _where(rows: Sequence[dict[str, Any]]) -> str:
-    return f"Times are those of one core of this machine ({rows[0]['one_core_of']})."
+    """Whose times they are."""
+    there = dict.fromkeys((row["one_core_of"], row["measured_here"]) for row in rows)
+    words = [
+        f"Times are those of one core of this machine ({machine})."
+        if here
+        else f"Times are estimates, recorded on one core of {machine}; --measure times the "
+        "networks here."
+        for machine, here in there
+    ]
+    return " ".join(words)
 
 
 @app.command("report")

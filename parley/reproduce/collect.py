@@ -9,7 +9,15 @@ from pathlib import Path
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.reproduce.campaign import read_experiment, version_of
-from parley.reproduce.preset import Preset, Reduction, variant_name, variant_words, variants
+from parley.reproduce.preset import (
+    Preset,
+    Reduction,
+    chance_level,
+    classes,
+    variant_name,
+    variant_words,
+    variants,
+)
 from parley.reproduce.presets import presets
 from parley.results.read import walk
 from parley.store.folder import EXPERIMENT, RECORDS, RunFolder
@@ -17,8 +25,9 @@ from parley.sweep import jobs
 from parley.training.record import Record, value
 from parley.version import __version__
 
+GOSSIPED = "accuracy_after_gossip"
 ACCURACIES = {
-    "accuracy_after_gossip": "after gossip",
+    GOSSIPED: "after gossip",
     "accuracy_mean_model": "averaged model",
     "accuracy_own": "own models",
 }
@@ -59,6 +68,25 @@ class PresetResult:
             if share < SMALLER:
                 parts.append(f"{share:.0%} of the paper's steps per epoch")
         return ", ".join(parts)
+
+    @property
+    def at_chance(self) -> Sequence[int]:
+        """The seeds that ended no better than guessing, after gossip."""
+        limit = chance_level(self.preset.data)
+        return [
+            seed
+            for seed, records in self.runs.items()
+            if (value(records[-1], GOSSIPED) or 0.0) <= limit
+        ]
+
+    @property
+    def chance_note(self) -> str:
+        """Says so; empty if there are none."""
+        if not self.at_chance:
+            return ""
+        guessed = f"at chance level ({100 / classes(self.preset.data):g} %)"
+        some = f"seed{'s' * (len(self.at_chance) > 1)} {', '.join(map(str, self.at_chance))} "
+        return guessed if len(self.at_chance) == len(self.runs) else some + guessed
 
     @property
     def share(self) -> float:

@@ -1,4 +1,4 @@
-"""What a preset costs: sample gradients, and time on this machine from a short calibration.
+"""What a preset costs: sample gradients, and time, from speeds that were recorded or measured here.
 
 >>> from parley.reproduce.presets import presets
 >>> gradients(presets()["fashion_mnist/lenet5/ring/10/ngc"])  # 100 epochs, own and two neighbours'
@@ -10,7 +10,8 @@ import logging
 import math
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +21,17 @@ from parley.compute import kernels
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
-from parley.graphs import Topology, parse, ring
-from parley.reproduce.preset import SAMPLES, WHOLE, Preset, Reduction, classes, evaluate_every
+from parley.graphs import Topology, parse
+from parley.reproduce.preset import (
+    SAMPLES,
+    WHOLE,
+    Preset,
+    Reduction,
+    classes,
+    evaluate_every,
+    tested,
+)
+from parley.reproduce.presets import read_csv
 from parley.training.events import StepDone
 from parley.training.problem import Problem
 from parley.training.run import Run
@@ -37,17 +47,17 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "imagenette-224": (3, 224, 224),
     "ag_news": (128,),
 }
-TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
-"""Test samples; 10,000 for the others."""
+RECORDED_ON = "AMD EPYC, AVX-512"
+"""The processor of ``speeds.csv``, the estimate for a network that has not been timed here."""
 VOCABULARY = 30_000
 """Token IDs that every text model knows."""
 OWN_GRADIENTS = frozenset({"dpsgd", "gut", "qgm"})
 """Methods whose agents compute no gradients at their neighbours' models."""
 FORWARD = 1 / 3
 """An evaluation in units of a gradient: backward costs about twice as much as forward."""
-BUDGET = 1.0
+BUDGET = 0.5
 """Seconds spent on timing a model."""
-LONGEST = 4.0
+LONGEST = 2.0
 """Seconds that one gradient of a whole batch may take."""
 FEW = 8
 """Samples that are enough to time a larger one."""
@@ -95,7 +105,7 @@ def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
     """Test samples seen by a model, over all records: own, after gossip, and the averaged one."""
     epochs = reduction.epochs or preset.epochs
     records = math.ceil(epochs / evaluate_every(epochs))
-    return records * (2 * preset.agents + 1) * TESTED.get(preset.data, 10_000)
+    return records * (2 * preset.agents + 1) * tested(preset.data)
 
 
 def hours(
@@ -111,8 +121,19 @@ def input_shape(name: str) -> tuple[int, ...]:
     return SHAPES[name]
 
 
+class Speed(NamedTuple):
+    """How fast one core computes gradients of single samples."""
+
+    per_second: float
+    machine: str
+    """The processor it was measured on."""
+    here: bool
+    """Whether that is this machine; otherwise it is an estimate."""
+
+
 class Calibration:
-    """Sample gradients per second of each network on this machine, measured once and kept.
+    """Sample gradients per second of each network: as measured on this machine and kept, or else as
+    recorded on another.
 
     It depends on the network and its inputs; methods differ only in what they compute besides
     gradients, which is little except for CGA on the smallest networks.
@@ -120,32 +141,42 @@ class Calibration:
 
     def __init__(self) -> None:
         self.path = cache_folder() / "gradients-per-second.json"
-        self.machine = kernels.processor_name()
-        """What it was measured on."""
+        self._machine = kernels.processor_name()
         versions = f"torch {torch.__version__}, {kernels.identity() or 'no kernels'}"
-        self._here = f"{self.machine}, {versions}, parley {__version__}"
+        self._here = f"{self._machine}, {versions}, parley {__version__}"
         self._speeds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             self._speeds = kept["speeds"] if kept["here"] == self._here else {}
 
-    def known(self, preset: Preset) -> float | None:
-        """An earlier measurement, if there is one."""
-        return self._speeds.get(self._key(preset))
+    def known(self, preset: Preset) -> bool:
+        """Whether its network has been timed here."""
+        return _key(preset) in self._speeds
 
-    def speed(self, preset: Preset) -> float:
-        """Gradients per second on one core."""
-        key = self._key(preset)
-        if key not in self._speeds:
-            self._speeds[key] = measured_speed(preset)
-            with suppress(OSError):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"here": self._here, "speeds": self._speeds}, indent=2)
-                write_atomically(self.path, text + "\n")
-        return self._speeds[key]
+    def speed(self, preset: Preset) -> Speed:
+        """The speed measured here, or the recorded one."""
+        key = _key(preset)
+        if key in self._speeds:
+            return Speed(self._speeds[key], self._machine, here=True)
+        return Speed(recorded_speeds()[key], RECORDED_ON, here=False)
 
-    def _key(self, preset: Preset) -> str:
-        return f"{preset.model} {input_shape(preset.data)}"
+    def measure(self, preset: Preset) -> None:
+        """Times its network on this machine and keeps the result."""
+        self._speeds[_key(preset)] = measured_speed(preset)
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"here": self._here, "speeds": self._speeds}, indent=2)
+            write_atomically(self.path, text + "\n")
+
+
+def _key(preset: Preset) -> str:
+    return f"{preset.model} {'x'.join(map(str, input_shape(preset.data)))}"
+
+
+@cache
+def recorded_speeds() -> dict[str, float]:
+    """Gradients per second of every network, from ``speeds.csv``."""
+    return {row["network"]: float(row["gradients_per_second"]) for row in read_csv("speeds.csv")}
 
 
 def measured_speed(preset: Preset) -> float:
@@ -158,11 +189,11 @@ def measured_speed(preset: Preset) -> float:
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # which engine a trial has is of no interest
     try:
-        speed = _of_one_gradient(_trial(preset, FEW))
+        speed = _of_one_gradient(_trial(preset, FEW, 1))
         if preset.batch / speed < LONGEST:
-            speed = _of_one_gradient(_trial(preset, preset.batch))
+            speed = _of_one_gradient(_trial(preset, preset.batch, 1))
         if 9 * preset.batch / speed < BUDGET:
-            speed = _of_steps(_trial(preset, preset.batch))
+            speed = _of_steps(_trial(preset, preset.batch, 3))
         return round(speed, 1)
     finally:
         logging.disable(logging.NOTSET)
@@ -177,11 +208,12 @@ def _of_one_gradient(run: Run) -> float:
     return batch.sizes[0] / max(time.process_time() - began, 1e-9)
 
 
-def _trial(preset: Preset, batch: int) -> Run:
+def _trial(preset: Preset, batch: int, agents: int) -> Run:
     experiment = preset.experiment(
-        agents=3, topology="ring", batch=batch, lr=1e-6, epochs=1000, evaluate_every=1000
+        agents=agents, topology="full", batch=batch, lr=1e-6, epochs=1000, evaluate_every=1000
     )
-    return Run(experiment, random_problem(experiment, 3 * batch), Local(spread(ring(3), 1)))
+    problem = random_problem(experiment, 3 * batch)
+    return Run(experiment, problem, Local(spread(problem.topology, 1)))
 
 
 def random_problem(experiment: Experiment, samples: int) -> Problem:

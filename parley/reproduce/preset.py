@@ -46,6 +46,8 @@ DATASETS = {
 """What they are called."""
 CLASSES = {"cifar100": 100, "ag_news": 4}
 """10 for the others."""
+TESTED = {"imagenette": 3_925, "imagenette-224": 3_925, "ag_news": 7_600}
+"""Test samples; 10,000 for the others."""
 WITH_EVONORM = frozenset({"cnn5", "vgg11", "resnet20", "mobilenetv2", "resnet18"})
 CHOICES = {
     "gradient": "gradient_at",
@@ -310,6 +312,21 @@ def evaluate_every(epochs: int) -> int:
 def classes(data: str) -> int:
     """The number of classes of a dataset."""
     return CLASSES.get(data, 10)
+
+
+def tested(data: str) -> int:
+    """The number of test samples of a dataset."""
+    return TESTED.get(data, 10_000)
+
+
+def chance_level(data: str) -> float:
+    """The accuracy below which guessing stays: three standard errors above one in `classes`.
+
+    >>> chance_level("fashion_mnist")
+    0.109
+    """
+    share = 1 / classes(data)
+    return share + 3 * math.sqrt(share * (1 - share) / tested(data))
 
 
 @cache

@@ -53,7 +53,7 @@ def _cells(result: PresetResult) -> list[str]:
         if name != "accuracy_own":  # which the paper does not report
             cells.append(_deviation(result, name))
     mark = f"reduced: {result.mark}" if result.mark else ""
-    remarks = [mark, *result.unfinished]
+    remarks = [mark, result.chance_note, *result.unfinished]
     return [*cells, str(len(result.ends)), "; ".join(r for r in remarks if r)]
 
 
@@ -172,7 +172,8 @@ def order_claims(results: Sequence[PresetResult]) -> list[str]:
 
 
 def _narrow(title: str, members: Sequence[PresetResult]) -> Table:
-    notes = [f"{r.preset.label}: {note}" for r in members for note in r.unfinished]
+    remarks = ((r, note) for r in members for note in (r.chance_note, *r.unfinished))
+    notes = [f"{r.preset.label}: {note}" for r, note in remarks if note]
     short = {"after gossip": "gossip", "seeds": "n"}
     rows = []
     for result in members:
@@ -302,6 +303,7 @@ def as_json(found: Found) -> str:
     for r in found.results:
         row: dict[str, Any] = {"name": r.preset.name, "table": r.preset.table, "variant": r.variant}
         row |= {"reduced": r.mark or None, "seeds": len(r.ends), "unfinished": list(r.unfinished)}
+        row["at_chance"] = list(r.at_chance)
         if r.preset.paper:
             row |= {"paper": r.preset.paper.accuracy, "paper_std": r.preset.paper.std}
         for name in ACCURACIES if r.ends else ():

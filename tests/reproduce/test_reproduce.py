@@ -1,7 +1,11 @@
 """Presets, costs, campaigns and reports."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +50,15 @@ runner = CliRunner()
 
 def command(*arguments: str) -> Any:
     return runner.invoke(cli.app, list(arguments), catch_exceptions=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_timed(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a new machine."""
+    folder = tmp_path_factory.mktemp("speeds")
+    monkeypatch.setattr(costs, "cache_folder", lambda: folder)
 
 
 # What there is
@@ -235,34 +248,98 @@ def test_costs_follow_samples_and_gradients() -> None:
 def test_calibration_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
     monkeypatch.setattr(costs, "BUDGET", 0.05)
+    calibration = costs.Calibration()
+    assert not calibration.known(preset)
+    calibration.measure(preset)
     speed = costs.Calibration().speed(preset)
-    assert speed > 0
-
-    def again(preset: Preset) -> float:
-        raise AssertionError("timed twice")
-
-    monkeypatch.setattr(costs, "measured_speed", again)
-    assert costs.Calibration().speed(preset) == speed
+    assert speed.per_second > 0 and speed.here and speed == calibration.speed(preset)
     # Other kernels have another speed.
     monkeypatch.setattr(kernels, "identity", lambda: "kernels-of-tomorrow")
-    assert costs.Calibration().known(preset) is None
+    assert not costs.Calibration().known(preset) and not costs.Calibration().speed(preset).here
+
+
+def test_every_network_has_a_recorded_speed() -> None:
+    record = json.loads(Path("benchmarks/costs-avx-512.json").read_text())
+    assert f"{record['machine']['cpu']}, {record['machine']['vectors']}" == costs.RECORDED_ON
+    for preset in all_presets().values():
+        speed = costs.Calibration().speed(preset)
+        assert speed.machine == costs.RECORDED_ON and not speed.here
+        if preset.group in record["blocks"]:
+            assert speed.per_second == record["blocks"][preset.group]["speed"]
 
 
 def test_a_network_is_timed_with_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     # The kernels compute eight samples in the time of sixteen or more.
     preset, tried = all_presets()["cifar10/resnet20/ring/10/ngc"], []
-    monkeypatch.setattr(costs, "_trial", lambda preset, batch: batch)
+    monkeypatch.setattr(costs, "_trial", lambda preset, batch, agents: batch)
     monkeypatch.setattr(costs, "_of_one_gradient", lambda batch: tried.append(batch) or batch / 0.2)
     assert costs.measured_speed(preset) == preset.batch / 0.2 == 160 and tried == [8, 32]
 
 
-def test_the_list_names_every_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "measured_speed", lambda preset: 1000.0)
+def test_the_list_names_every_group_and_measures_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timed: list[str] = []
+    monkeypatch.setattr(
+        costs, "measured_speed", lambda preset: timed.append(preset.model) or 12345.0
+    )
     shown = command().stdout
-    assert all(p.group in shown for p in all_presets().values())
-    rows = json.loads(command("fashion_mnist", "--agents", "10", "--list", "--json").stdout)
+    assert not timed and all(p.group in shown for p in all_presets().values())
+    assert f"Times are estimates, recorded on one core of {costs.RECORDED_ON};" in plain(shown)
+    listed = ("fashion_mnist", "--agents", "10", "--out", str(tmp_path), "--list")
+    rows = json.loads(command(*listed, "--json").stdout)
     assert [row["method"] for row in rows] == list(METHODS)
     assert rows[3]["gradients"] == 18_000_000 and rows[0]["hours"] > 0
+    assert not any(row["measured_here"] for row in rows) and not timed
+    rows = json.loads(command(*listed, "--measure", "--json").stdout)
+    assert timed == ["lenet5"] and all(row["measured_here"] for row in rows)
+    assert "this machine" in plain(command(*listed).stdout)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_in_a_pipe_the_plan_comes_first_and_then_the_runs(
+    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "recorded_speeds", lambda: {"logistic 1x8x8": 1.0})  # hours of it
+    monkeypatch.setattr(cli, "select", lambda *_: small[:2])
+    shown = command("digits", "--parallel", "1", "--out", str(tmp_path / "out"))
+    assert shown.exit_code == 0, shown.exception
+    said = plain(shown.stderr)
+    plan, began = said.index("2 runs left, 1 at a time: about"), said.index("seed 0: accuracy")
+    assert plan < said.index("Shorter: --epochs N, --fraction") < began
+    assert "estimates" in said[plan:began] and "2 of 2 runs done" in shown.stdout
+
+
+def test_a_terminal_is_asked_before_hours_begin(tmp_path: Path) -> None:
+    mine, theirs = pty.openpty()
+    out = tmp_path / "out"
+    asked = [sys.executable, "-m", "parley", "reproduce", "cifar10/cnn5/ring/5", "--out", str(out)]
+    with subprocess.Popen(asked, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        said = b""
+        while b"start? [y/N]" not in said:
+            said += os.read(mine, 4096)
+        os.write(mine, b"n\n")
+        assert process.stdout and process.stdout.read() == b""
+    os.close(mine)
+    assert process.returncode == 1 and b"6 runs left" in said and not out.exists()
+
+
+def test_a_seed_at_chance_level_is_marked() -> None:
+    none, some = results_of("dpsgd", as_run=[10.0, 10.4]), results_of("ngc", as_run=[87.2, 10.0])
+    assert none[0].chance_note == "at chance level (10 %)"
+    assert some[0].chance_note == "seed 1 at chance level (10 %)"
+    assert not results_of("cga", as_run=[11.5])[0].chance_note
+    found = collect.Found([*none, *some])
+    page = report.markdown(found, {})
+    assert "| at chance level (10 %) |" in page and "| seed 1 at chance level (10 %) |" in page
+    shown = str([table.notes for table in report.tables(found)])
+    assert "D-PSGD: at chance level (10 %)" in shown
+    kept = json.loads(report.as_json(found))["results"]
+    assert [row["at_chance"] for row in kept] == [[0, 1], [1]]
 
 
 # Running, packing, reporting: on digits, which take seconds
@@ -305,7 +382,7 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     finish(small[:1], out, epochs=2)
     summaries = {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)}
     assert len(summaries) == 7
-    monkeypatch.setattr(costs, "measured_speed", lambda preset: 1000.0)
+    monkeypatch.setattr(costs, "recorded_speeds", lambda: {"logistic 1x8x8": 1000.0})
     monkeypatch.setattr(cli, "select", lambda *_: small[:2])
     listed = ("digits", "--seeds", "3", "--parallel", "1", "--out", str(out), "--list")
     assert "2 runs left, 1 at a time: about" in command(*listed).stdout
