@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from parley.process import loading
 from parley.version import __version__
 
 # Torch reports a lost connection with its own call stack before Parley can say what it means.
@@ -230,7 +231,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
-        found = getattr(import_module(_HOME_OF[name]), name)
+        with loading():
+            found = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = found
         return found
     if not name.startswith("_") and find_spec(f"{__name__}.{name}"):

@@ -20,7 +20,7 @@ from parley.algorithms import AS_RUN, Algorithm, AlgorithmKind, Named
 from parley.compute import losses, precision
 from parley.data import partition as partitions
 from parley.data.targets import CLASSES, IGNORED
-from parley.errors import BadValue, Checked, first_error, unknown_name
+from parley.errors import BadValue, unknown_name
 from parley.files import (
     SMALL,
     Unreadable,
@@ -35,6 +35,7 @@ from parley.models.adapters import parse_lora
 from parley.schedule import parse_schedule
 from parley.stopping import parse_stop
 from parley.user_code import is_code
+from parley.validation import Checked, first_error
 
 ALGORITHM_OPTIONS = sorted({f for a in algorithms.WITH_OPTIONS.values() for f in a.options()})
 """Every hyper-parameter that some algorithm has."""

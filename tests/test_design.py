@@ -11,7 +11,16 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 PACKAGE = ROOT / "parley"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-FOUNDATIONS = {"cache", "files", "measures", "user_code", "errors", "version"}
+FOUNDATIONS = {
+    "cache",
+    "files",
+    "measures",
+    "user_code",
+    "validation",
+    "errors",
+    "version",
+    "process",
+}
 """The last rows of the table, which the last column leaves out."""
 
 
@@ -43,7 +52,7 @@ def test_the_table_lists_the_packages_in_their_order_with_what_they_import() -> 
     layers = contract["tool"]["importlinter"]["contracts"][0]["layers"]
     ordered = [name.removeprefix("parley.") for layer in layers for name in layer.split(" | ")]
     listed = [name.rstrip("/").removesuffix(".py") for row, _ in rows for name in in_backticks(row)]
-    assert sorted(listed[-6:]) == sorted(FOUNDATIONS)
+    assert sorted(listed[-len(FOUNDATIONS) :]) == sorted(FOUNDATIONS)
     place = [ordered.index(name) for name in listed if name not in FOUNDATIONS]
     assert place == sorted(place)
     there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 
 from parley import graphs, models
 from parley.algorithms import ALGORITHMS
-from parley.errors import BadValue, ParleyError, unknown_name, valid_values
+from parley.errors import BadValue, ParleyError, unknown_name
+from parley.validation import valid_values
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from parley import CGA, NGC, BadValue, CompNGC, Experiment, algorithms
 from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, find
 from parley.algorithms.base import MomentumSGD
-from parley.errors import kind_of
 from parley.experiment import HOW, on_top, read_file
+from parley.validation import kind_of
 
 
 def error(call, *arguments, **options):

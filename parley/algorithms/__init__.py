@@ -41,7 +41,8 @@ from parley.algorithms.skewscout import SkewScout
 from parley.algorithms.sparsepush import SparsePush
 from parley.algorithms.swarmsgd import SwarmSGD
 from parley.algorithms.tracking import GradientTracking, Tracking
-from parley.errors import BadValue, first_error, unknown_name
+from parley.errors import BadValue, unknown_name
+from parley.validation import first_error
 
 __all__ = [
     "ALGORITHMS",

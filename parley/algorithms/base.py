@@ -13,9 +13,10 @@ from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from parley.data import Batch
-from parley.errors import BadValue, Checked
+from parley.errors import BadValue
 from parley.graphs import Property, Topology
 from parley.neighbourhood import Neighbourhood
+from parley.validation import Checked
 from parley.wire import codec as codecs
 
 AS_RUN: dict[str, Any] = {

@@ -25,9 +25,9 @@ from parley.algorithms.base import (
     descend,
 )
 from parley.data import Batch
-from parley.errors import Checked
 from parley.graphs import Property
 from parley.neighbourhood import Kind, Mail, Neighbourhood, OnEdges
+from parley.validation import Checked
 from parley.wire import codec as codecs
 from parley.wire.codec import Codec
 

@@ -11,8 +11,8 @@ from parley.algorithms import ALGORITHMS, AS_RUN, PARTS, AlgorithmKind, find, pa
 from parley.cli.options import Json
 from parley.cli.own_algorithm import own_algorithm
 from parley.cli.screen import screen
-from parley.errors import valid_values
 from parley.results.table import Table
+from parley.validation import valid_values
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -1,7 +1,7 @@
 """The ``parley`` command: its subcommands, and how errors and signals are handled.
 
 A command's module is imported when the command is run. Torch takes seconds to load, which
-``parley --help``, ``parley --version`` and ``parley dash`` do not need.
+``parley --help``, ``parley train --help``, ``parley --version`` and ``parley dash`` do not need.
 """
 
 import errno
@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from parley.cluster.rank import speaks
 from parley.errors import BadValue, ParleyError, Stopped
+from parley.process import loading
 from parley.version import full_version
 from parley.watch import log
 
@@ -77,7 +78,8 @@ class Commands(TyperGroup):
 
 def load(name: str) -> Any:
     """A command, ready to be run."""
-    command: Any = typer.main.get_command(import_module(f"parley.cli.{name}").app)
+    with loading(for_good=True):
+        command: Any = typer.main.get_command(import_module(f"parley.cli.{name}").app)
     command.name = name
     _equip(command)
     return command

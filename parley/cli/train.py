@@ -10,17 +10,11 @@ import typer
 from parley.cli.flags import given_options, takes_experiment, with_file
 from parley.cli.options import AllowCode, File, Json, Log, Out, Resume, option, output_folder
 from parley.cli.screen import heading, pairs, screen, stoppable
-from parley.cluster import launch
-from parley.cluster.host import Host
-from parley.cluster.noticeboard import listed
 from parley.cluster.rank import is_first
-from parley.experiment import Experiment
 from parley.measures import Measure, of_options
+from parley.process import loading
 from parley.results.table import Table
-from parley.training.problem import problem
 from parley.user_code import allow
-from parley.watch import trackers
-from parley.watch.progress import TrainingProgress
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 HERE = "This host's own settings"
@@ -76,6 +70,14 @@ def train(
 
     [bold]torchrun --nproc-per-node 3 -m parley train experiment.toml --out runs/three[/bold]
     """
+    with loading(for_good=True):  # here, since --help should not load torch
+        from parley.cluster import launch
+        from parley.cluster.host import Host
+        from parley.experiment import Experiment
+        from parley.training.problem import problem
+        from parley.watch import trackers
+        from parley.watch.progress import TrainingProgress
+
     experiment = Experiment.of(**with_file(file, given_options(flags)))
     part = Host.of(host, agents_here, data_here or ())
     allow([*part.allow_code, *(allow_code or ())])
@@ -97,6 +99,8 @@ def train(
 
 def _absent(done: dict[str, Any]) -> dict[str, str]:
     if absent := done.get("agents_absent"):
+        from parley.cluster.noticeboard import listed
+
         return {"without": f"{listed(absent)}, whose workers are gone"}
     return {}
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from parley.errors import BadValue, first_error
+from parley.errors import BadValue
 from parley.experiment import read_file
+from parley.validation import first_error
 
 
 class Host(BaseModel):

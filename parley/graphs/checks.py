@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import networkx as nx
 import numpy as np
-from scipy.sparse import csgraph
+import scipy
 
 from parley.errors import BadValue
 from parley.graphs.matrices import Edge, look_up, pattern_of_graph, row_of_each
@@ -14,7 +14,9 @@ from parley.graphs.matrices import Edge, look_up, pattern_of_graph, row_of_each
 
 def on_cycles(graph: nx.DiGraph[int]) -> bool:
     """Whether every edge lies on a cycle: only then can weights be doubly stochastic."""
-    _, part_of = csgraph.connected_components(pattern_of_graph(graph), connection="strong")
+    _, part_of = scipy.sparse.csgraph.connected_components(
+        pattern_of_graph(graph), connection="strong"
+    )
     return all(part_of[j] == part_of[i] for j, i in graph.edges)
 
 
@@ -55,7 +57,9 @@ def check_edges(name: str, edges: float) -> None:
 
 def check_connected(name: str, graph: nx.DiGraph[int]) -> None:
     """Refuses a graph in which some agent cannot be reached."""
-    count, part_of = csgraph.connected_components(pattern_of_graph(graph), connection="strong")
+    count, part_of = scipy.sparse.csgraph.connected_components(
+        pattern_of_graph(graph), connection="strong"
+    )
     if count == 1:
         return
     _, first, sizes = np.unique(part_of, return_index=True, return_counts=True)

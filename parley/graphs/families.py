@@ -7,7 +7,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-from scipy.sparse import csgraph, csr_array
+import scipy
 
 from parley.errors import BadValue, unknown_name
 from parley.graphs.checks import (
@@ -296,7 +296,9 @@ def from_edges(
             sums[i] += weight
         known = {(i, i): 1 - sums[i] for i in range(agents)} | known
         columns, rows = np.array(list(known)).T
-        weights = csr_array((list(known.values()), (rows, columns)), shape=(agents, agents))
+        weights = scipy.sparse.csr_array(
+            (list(known.values()), (rows, columns)), shape=(agents, agents)
+        )
     return weighted(name, graph, weights, part)
 
 
@@ -330,7 +332,12 @@ def first_connected(
     for attempt in range(DRAWS):
         source = int(np.random.SeedSequence([seed, attempt]).generate_state(1)[0])
         edges = draw(source)
-        if csgraph.connected_components(pattern_of_edges(agents, edges), directed=False)[0] == 1:
+        if (
+            scipy.sparse.csgraph.connected_components(
+                pattern_of_edges(agents, edges), directed=False
+            )[0]
+            == 1
+        ):
             return edges
     because = f"none of {DRAWS} draws for {agents} agents was connected"
     raise BadValue("topology", name, f"{remedy}, or another seed", because)

@@ -10,13 +10,12 @@ from typing import Any, Literal, TypeAlias
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+import scipy  # its parts are loaded when they are used
 
 Matrix: TypeAlias = npt.NDArray[np.float64]
 Vector: TypeAlias = npt.NDArray[np.float64]
 Indices: TypeAlias = npt.NDArray[np.integer]
-Sparse: TypeAlias = "csr_array[np.float64, tuple[int, int]]"
+Sparse: TypeAlias = "scipy.sparse.csr_array[np.float64, tuple[int, int]]"
 Edge: TypeAlias = tuple[int, int]
 TOLERANCE = 1e-9
 LANCZOS = 30  # restarts before the spectrum is considered too crowded for Lanczos
@@ -32,14 +31,14 @@ def pattern_of_edges(agents: int, edges: Collection[Edge]) -> Sparse:
     ends = np.fromiter(joined.from_iterable(edges), np.int64, 2 * len(edges))
     own = np.arange(agents)
     columns, rows = np.append(ends[::2], own), np.append(ends[1::2], own)
-    pattern = csr_array((np.ones(len(rows)), (rows, columns)), shape=(agents, agents))
+    pattern = scipy.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(agents, agents))
     pattern.sum_duplicates()  # there are none; this sorts
     return pattern
 
 
 def with_values(pattern: Sparse, values: Vector) -> Sparse:
     """Other values in the same places."""
-    return csr_array((values, pattern.indices, pattern.indptr), shape=pattern.shape)
+    return scipy.sparse.csr_array((values, pattern.indices, pattern.indptr), shape=pattern.shape)
 
 
 def entries_per_row(matrix: Sparse) -> Indices:
@@ -88,12 +87,12 @@ def by_modulus(values: npt.NDArray[Any]) -> npt.NDArray[np.complex128]:
 
 def two_eigenvalues(matrix: Sparse, which: Literal["LA", "SA"]) -> Vector:
     """The two largest (LA) or the two smallest (SA) of a symmetric matrix."""
-    find: Any = partial(eigsh, k=2, return_eigenvectors=False)
+    find: Any = partial(scipy.sparse.linalg.eigsh, k=2, return_eigenvectors=False)
     start = np.random.default_rng(0).normal(size=matrix.shape[0])
     values: Vector
     try:
         values = find(matrix, which=which, v0=start, ncv=64, maxiter=LANCZOS)
-    except ArpackNoConvergence:
+    except scipy.sparse.linalg.ArpackNoConvergence:
         # Long graphs such as rings have eigenvalues too crowded for Lanczos, but they factorise
         # cheaply. Just outside Gershgorin's bounds the shifted matrix is invertible.
         own = matrix.diagonal()

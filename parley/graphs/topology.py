@@ -25,8 +25,7 @@ from typing import Literal, TypeAlias, assert_never, final
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csgraph, csr_array
-from scipy.sparse.linalg import LinearOperator, eigs
+import scipy
 
 from parley.errors import BadValue
 from parley.graphs.checks import check_connected, on_cycles, one_way_edge
@@ -283,7 +282,7 @@ class Topology:
         w = self.mixing
         if self.phases and self.agents > DENSE:
             return _outer_of_product(self.phases)
-        if self.agents <= DENSE or abs(csr_array(w - w.T)).max() > 0:
+        if self.agents <= DENSE or abs(scipy.sparse.csr_array(w - w.T)).max() > 0:
             return self.eigenvalues
         return by_modulus(np.append(two_eigenvalues(w, "LA"), two_eigenvalues(w, "SA")))
 
@@ -313,7 +312,7 @@ class Topology:
         farthest = 0.0
         for start in range(0, self.agents, SOURCES):
             some = np.arange(start, min(start + SOURCES, self.agents))
-            hops = csgraph.dijkstra(pattern, unweighted=True, indices=some)
+            hops = scipy.sparse.csgraph.dijkstra(pattern, unweighted=True, indices=some)
             farthest = max(farthest, hops.max())
         return int(farthest)
 
@@ -358,7 +357,7 @@ class Topology:
             return None
         w, one = self.mixing, np.ones(self.agents)
         if what == "symmetric":
-            excess = csr_array(w - w.T)
+            excess = scipy.sparse.csr_array(w - w.T)
             excess.sum_duplicates()
             for i, j in places_where(excess, np.abs(excess.data) > TOLERANCE):
                 return f"agent {i} gives agent {j} {w[i, j]:g} but gets {w[j, i]:g}"
@@ -414,8 +413,8 @@ def _in_turn(phases: Sequence[Topology], values: Matrix) -> Matrix:
 def _outer_of_product(phases: Sequence[Topology]) -> npt.NDArray[np.complex128]:
     """The two largest eigenvalues of a period's product, for many agents."""
     n = phases[0].agents
-    operator = LinearOperator(
+    operator = scipy.sparse.linalg.LinearOperator(
         (n, n), matvec=lambda v: _in_turn(phases, v.reshape(-1, 1)), dtype=np.float64
     )
     start = np.random.default_rng(0).normal(size=n)
-    return by_modulus(eigs(operator, k=2, v0=start, return_eigenvectors=False))
+    return by_modulus(scipy.sparse.linalg.eigs(operator, k=2, v0=start, return_eigenvectors=False))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import csr_array, issparse
+import scipy
 
 from parley.errors import BadValue
 from parley.graphs.checks import one_way_edge
@@ -113,12 +113,12 @@ def as_mixing(weights: npt.ArrayLike | Sparse, graph: nx.DiGraph[int]) -> Sparse
     n = len(graph)
     given: Any = weights
     try:
-        given = given if issparse(given) else np.asarray(given, dtype=np.float64)
+        given = given if scipy.sparse.issparse(given) else np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):
         raise BadValue("weights", weights, f"a scheme or a {n} x {n} matrix of numbers") from None
     if given.shape != (n, n):
         raise BadValue("weights", given.shape, f"shape ({n}, {n}) for {n} agents")
-    matrix: Sparse = csr_array(given, dtype=np.float64, copy=True)
+    matrix: Sparse = scipy.sparse.csr_array(given, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
     for i, j in places_where(matrix, ~np.isfinite(matrix.data)):
         because = f"agent {i} gives this weight to agent {j}"

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from parley.files import Unreadable, parse_json, read_text, write_atomically
 from parley.training.events import Event, StepDone
 
@@ -85,6 +83,8 @@ def held(folder: Path) -> AbstractContextManager[bool]:
 def locking(path: Path, patience: float = 0.2) -> Iterator[bool]:
     """Holds a lock; whether it could be had. Somebody may just be looking, so it is waited for a
     moment."""
+    from filelock import FileLock, Timeout  # which reading a folder does without
+
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=patience, poll_interval=0.02)

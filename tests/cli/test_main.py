@@ -12,6 +12,7 @@ import pytest
 
 from parley import Experiment
 from parley.algorithms import ALGORITHMS
+from parley.cli import fields
 from parley.cli.main import COMMANDS, main
 from parley.version import full_version
 from tests.cli.test_train import SMALL, SUMMARY
@@ -235,6 +236,11 @@ def test_help_shows_the_default_of_every_algorithm(command, name):
             if has:
                 default = str(algorithm.options()[option].default).lower()
                 assert own.get(key, usual) == (default or "none"), (option, key)
+
+
+def test_the_described_flags_are_those_of_the_fields():
+    described = Path(fields.__file__).with_name("flags.json").read_text(encoding="utf-8")
+    assert described == fields.as_text(), "python -m parley.cli.fields writes flags.json anew"
 
 
 def test_help_shows_the_default_of_every_field(command):

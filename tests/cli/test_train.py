@@ -106,11 +106,11 @@ def test_ctrl_c_says_how_to_continue(command, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("parley.cli.train.TrainingProgress.__call__", stop)
+    monkeypatch.setattr("parley.watch.progress.TrainingProgress.__call__", stop)
     code, out, err = command("train", SMALL, "--out run")
     assert code == 130 and out == ""
     assert "to continue: the same command with --out run --resume" in err
-    monkeypatch.setattr("parley.cli.flags.read_file", stop)
+    monkeypatch.setattr("parley.experiment.read_file", stop)
     code, out, err = command("train some.toml")
     assert (code, out, err) == (130, "", "")
 
