@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from parley.cluster.heal import Position, Recovery, without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
 from parley.cluster.noticeboard import Board, Member, StoreLost, listed
 from parley.data import standard
+from parley.data.tables import Form
 from parley.data.targets import held, held_names
-from parley.errors import ParleyError
+from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.graphs import Edge
 from parley.stopping import Callbacks
@@ -153,7 +154,7 @@ class Worker:
         lobby.wait_at_least(LOADING)
         said = handshake.claims(experiment, self.problem, self.task, assignment.version)
         handshake.agree(lobby, hosted, said)
-        self.problem = self._standardised(lobby)
+        self.problem = self._standardised(lobby, hosted)
         mine = [len(samples) for samples in self.problem.samples]
         sizes = lobby.share("sizes", mine, list[Count])
         everyone = [size for of_worker in sizes for size in of_worker]
@@ -168,15 +169,14 @@ class Worker:
             end_of = partial(last_step, experiment, self.sizes.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
 
-    def _standardised(self, lobby: Board) -> Problem:
+    def _standardised(self, lobby: Board, hosted: Sequence[int]) -> Problem:
         """With the columns of hosts' own tables standardised over the rows of all agents."""
         problem, form = self.problem, self.problem.preparation.table
         if form is None or not problem.standardise:
             return problem
-        mine = [standard.moments(samples) for samples in problem.samples]
-        said = lobby.share("columns", mine, list[standard.Moments])
-        each = [iter(of_worker) for of_worker in said]
-        form = standard.agreed(form, [next(each[worker]) for worker in self.worker_of])
+        each = zip(map(str, hosted), map(standard.moments, problem.samples), strict=True)
+        mine = standard.Said(kept=self._kept_columns(form), agents=dict(each))
+        form = standard.settled(form, lobby.share("columns", mine, standard.Said))
         return replace(
             problem,
             samples=[standard.standardised(samples, form) for samples in problem.samples],
@@ -184,6 +184,19 @@ class Worker:
             preparation=replace(problem.preparation, table=form),
             standardise=False,
         )
+
+    def _kept_columns(self, form: Form) -> list[tuple[float, float]] | None:
+        """The mean and the deviation of each column that a run which is resumed has begun with:
+        its models expect them, whatever rows there are now."""
+        if not (self.resume and self.assignment.out):
+            return None
+        kept = RunFolder(self.assignment.out).columns()
+        if kept is None:  # as it is before the run has begun
+            return None
+        if kept.names != form.names:
+            because = f"the run began with {', '.join(kept.names)}"
+            raise BadValue("data", ", ".join(form.names), "the same columns as before", because)
+        return [(column.mean, column.std) for column in kept.columns]
 
     def _take_hold(self, lobby: Board) -> None:
         """Locks the folder for this run before anything in it is read."""
@@ -387,15 +400,18 @@ def follow(
 
 
 def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Who talks to whom, and how many samples of each class each agent holds, for drawing."""
+    """Who talks to whom, and how many samples of each class each agent holds, for drawing; of
+    tables also how their columns are prepared, which stays so if the run is resumed."""
     graph = problem.topology
     weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
+    form = problem.preparation.table
     return {
         "topology": graph.name,
         "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
         "classes": held_names(problem.goal.task, problem.class_names),
         "held": [list(count) for count in counts],
         "note": problem.note,
+        **({"columns": [asdict(column) for column in form.columns]} if form else {}),
     }
 
 

@@ -5,7 +5,7 @@ graph.txt           its graph, if it came from a file or from Python; likewise
 partition.json      the partition, and
 links.toml          the simulated network (`parley.store.enclosed`)
 environment.json    versions and machine, the command, and the algorithm's label
-agents.json         who talks to whom, and who holds which classes
+agents.json         who talks to whom, who holds which classes, and how columns are prepared
 records.jsonl       one line for every evaluation
 generations.jsonl   which workers took part from which step on, if a run heals
 checkpoint/         what resuming needs
@@ -50,6 +50,7 @@ from parley.version import __version__, commit
 
 if TYPE_CHECKING:  # an experiment names an algorithm, which needs torch; the dashboard does not
     from parley.algorithms import AlgorithmKind
+    from parley.data.tables import Form
     from parley.experiment import Experiment
 
 log = logging.getLogger(__name__)
@@ -267,6 +268,29 @@ class RunFolder:
         except Unreadable:
             return None  # damaged: resuming recreates it from the records
         return found if isinstance(found, dict) else None
+
+    def columns(self) -> "Form | None":
+        """How the columns of tables are prepared, if the run has begun to train on tables."""
+        from pydantic import TypeAdapter, ValidationError
+
+        from parley.data.tables import Column, Form
+
+        path = self.path / AGENTS
+        if not path.exists():
+            return None
+        try:
+            found = parse_json(read_text(path))
+            given = found.get("columns") if isinstance(found, dict) else None
+            return (
+                None
+                if given is None
+                else Form(TypeAdapter(tuple[Column, ...]).validate_python(given))
+            )
+        except (Unreadable, ValidationError) as error:
+            why = str(error).splitlines()[0]
+            raise ParleyError(
+                f"data: {path} is damaged ({why}); it says how columns are prepared"
+            ) from None
 
     def write_once(self, name: str, content: dict[str, Any]) -> None:
         """Writes a small file next to the records, unless it is there already."""

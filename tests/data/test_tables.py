@@ -283,6 +283,33 @@ def test_hosts_standardise_their_tables_together(
     assert losses[0] < losses[1]  # ages around 40 are no inputs for a linear layer
 
 
+def test_a_run_that_is_resumed_keeps_its_preparation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever rows there are by then: the models expect what they were trained on."""
+    words = ["train", "--data=own", "--agents=2", "--model=logistic", f"--out={tmp_path / 'run'}"]
+    words += ["--algorithm=dpsgd", "--data-option=target=outcome", "--data-option=drop=name,days"]
+    words += [f"--data-here={agent}={tmp_path / str(agent)}" for agent in range(2)]
+    forms = []
+    for shift, more in ((0, ["--epochs=1"]), (100, ["--epochs=2", "--resume"])):
+        for agent in range(2):
+            rows = frame(6, shift=agent).drop(columns="ward")
+            rows["age"] += shift
+            write(tmp_path / str(agent), train=rows, test=rows)
+        monkeypatch.setattr(sys, "argv", ["parley", *words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        forms.append(json.loads((tmp_path / "run" / "model.json").read_text())["input"]["table"])
+    assert forms[0] == forms[1] and 20 < forms[0]["columns"][0]["mean"] < 60
+    write(tmp_path / "1", train=rows.drop(columns="age"), test=rows.drop(columns="age"))
+    write(tmp_path / "0", train=rows.drop(columns="age"), test=rows.drop(columns="age"))
+    monkeypatch.setattr(sys, "argv", ["parley", *words, "--epochs=3", "--resume"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code
+
+
 def test_frames_from_python(tmp_path: Path) -> None:
     """All frames are standardised together, whoever has them, and the run can be used on others."""
     sites = [frame(6), frame(9, shift=6), datasets.Dataset.from_pandas(frame(4, shift=2))]

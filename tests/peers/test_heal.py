@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -60,10 +61,14 @@ def train(
     os.environ[user_code.ALLOWED] = "tests.faults"
     peers = Peers.read(folder / own / "peers.toml")
     experiment = Experiment.of(**read_file(Path(peers.experiment)))
+    places = {agent: str(folder / "data" / name) for agent in peers.peer[peers.number(name)].agents}
+    load = partial(loaded, odd)
+    if experiment.data == "own":
+        load = partial(problem, places=places)
     watch = partial(slower if odd == "slower" else paced, folder)
     try:
         outcome = join(
-            peers, experiment, name, folder / own, partial(loaded, odd), folder / name, resume,
+            peers, experiment, name, folder / own, load, folder / name, resume,
             watch, file=folder / own / "peers.toml",
         )  # fmt: skip
         (folder / f"{name}.json").write_text(json.dumps(outcome.summary))
@@ -209,6 +214,42 @@ def test_a_newcomer_joins_and_a_removed_peer_is_refused_by_signed_revisions(
         trio.running["ward-c"].join(PATIENCE)
         assert trio.running["ward-c"].exitcode == 2
         trio.end(names)
+    finally:
+        trio.stop()
+
+
+def test_all_prepare_their_tables_as_at_the_start(tmp_path: Path) -> None:
+    """Also a newcomer with other rows, and all of them in a run that is resumed with its rows."""
+    first = np.random.default_rng(0).normal(50, 20, (4, 60))
+    first[3] += 1000  # the newcomer's
+    for name, ages in zip(NAMES, first, strict=False):
+        rows = [f"{age!r},{['ill', 'healthy'][age < 50]}" for age in ages.tolist()]
+        rows[0] = "50.0,healthy"
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            path = tmp_path / "data" / name / f"{split}.csv"
+            path.write_text("\n".join(["age,state", *rows]) + "\n")
+    options = {"target": "state", "labels": "healthy,ill"}
+    trio = Trio(tmp_path, data="own", partition="own", data_options=options, batch=20)
+    trio.start_all()
+    try:
+        trio.until_view(NAMES[:3], [*NAMES[:3]])
+        revise(tmp_path, 2, removed="ward-c", newcomer="ward-d", signers=["ward-a", "ward-b"])
+        trio.start("ward-d")
+        names = ["ward-a", "ward-b", "ward-d"]
+        trio.until_view(tuple(names), names)
+        trio.stop()
+        for name in names:
+            trio.start(name, resume=True)
+        trio.end(names)
+        [form, *others] = [
+            json.loads((tmp_path / name / "model.json").read_text())["input"]["table"]
+            for name in names
+        ]
+        assert others == [form] * 2
+        first[:, 0] = 50.0
+        assert form["columns"][0]["mean"] == pytest.approx(first[:3].mean(), rel=1e-12)
+        assert form["columns"][0]["std"] == pytest.approx(first[:3].std(), rel=1e-12)
     finally:
         trio.stop()
 
