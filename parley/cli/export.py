@@ -7,7 +7,6 @@ import typer
 
 from parley.cli.options import AllowCode, OfAgent, count
 from parley.store import inference, outputs
-from parley.store.folder import CARD
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -40,8 +39,11 @@ def export(
 ) -> None:  # fmt: skip
     """Export a trained model for other programs.
 
-    The exported model takes raw inputs in batches of any size: normalisation is included. Text
-    models take token IDs; tokenizer.json in the run's folder turns texts into them.
+    The exported model takes raw inputs in batches of any size: standardising the columns of tables
+    and normalising images are included. Texts are not: text models take token IDs, which
+    tokenizer.json in the run's folder makes of texts. Neither is resizing images, and a text in a
+    table is given as its number. What the model expects, its columns and its classes are in the
+    file's metadata and are printed.
 
     [bold]parley export runs/mine --to onnx -o mine.onnx[/bold]
     """
@@ -50,13 +52,6 @@ def export(
     chosen = None if agent is None else count("agent", agent, least=0)
     module = trained.module(chosen, None, allow_code or (), remedy)
     inference.export(module, trained.card, to, out)
-    about = trained.card.input
-    print(f"written to {out}: {about.dtype} inputs of shape {list(about.shape)}, scores out")
-    if about.resize or about.crop:
-        scale = f"scale the shorter side to {about.resize}, then " if about.resize else ""
-        words = f"{scale}crop the central square of {about.crop or about.resize} pixels"
-        print(f"prepare images as the run did: {words}")
-    if about.table:
-        print(f"prepare the columns as in {run / CARD}")
-    if about.tokenizer:
-        print(f"texts become token IDs with {run / about.tokenizer}")
+    print(f"written to {out}")
+    for name, said in inference.described(trained.card).items():
+        print(f"{name}: {said}")

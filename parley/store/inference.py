@@ -3,7 +3,9 @@
 Axes: n inputs, C scores that the model gives, h w rows and columns of pixels.
 """
 
+import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from parley.data.images import save_grey
+from parley.data.tables import Form
 from parley.errors import BadValue, ParleyError, needed
 from parley.files import make_folder, replacing
 from parley.measures import (
     BINARY,
+    CLASSIFICATION,
     LANGUAGE_MODEL,
     MULTILABEL,
     OWN,
@@ -36,12 +40,25 @@ ANSWERED = tuple(task for task in TASKS if task != OWN)
 MOST_GREY = 255
 CHUNK = 256
 """Inputs in one batch."""
+NEAR = 1e4
+"""Deviations from zero at which single precision begins to blur a column."""
+OUTPUTS = {
+    CLASSIFICATION: "scores; softmax makes probabilities of the classes of them",
+    BINARY: "scores; sigmoid of one score, or softmax of two, is the probability of the last class",
+    MULTILABEL: "scores; sigmoid makes the probability of each class of them",
+    REGRESSION: "numbers",
+    SEGMENTATION: "scores of the classes of each pixel; the largest is the class",
+    LANGUAGE_MODEL: "scores of the next token after each position",
+    OWN: "what the model returns",
+}
 FORMATS: dict[str, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
 """Export formats, and the suffixes of their files."""
+ABOUT = "about.json"
+"""What a file for `torch.export` says about the model, among its extra files."""
 
 
 class Prepared(nn.Module):
-    """A model with its normalisation inside: raw inputs in, scores out."""
+    """A model with its preparation inside: raw inputs in, scores out."""
 
     factor: Tensor
     shift: Tensor
@@ -49,6 +66,7 @@ class Prepared(nn.Module):
     def __init__(self, module: nn.Module, card: Card) -> None:
         super().__init__()
         self.module = module
+        self.encoded = Encoded(card.input.table) if card.input.table else None
         self.tokens = card.input.dtype in ("int32", "int64")
         self.dtype = getattr(torch, card.dtype)
         scale = 1 / 255 if card.input.dtype == "uint8" else 1.0
@@ -59,12 +77,83 @@ class Prepared(nn.Module):
         self.register_buffer("shift", (mean_C / std_C).to(self.dtype).reshape(axes))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Scores of raw inputs, as images or arrays hold them; of token IDs for text."""
+        """Scores of raw inputs, as images, tables or arrays hold them; of token IDs for text."""
+        if self.encoded is not None:
+            inputs = self.encoded(inputs)
         if self.tokens:
             scores: Tensor = self.module(inputs.to(torch.int64))
         else:
             scores = self.module(inputs.to(self.dtype) * self.factor - self.shift)
         return scores
+
+
+class Encoded(nn.Module):
+    """What `Form.inputs` makes of rows, in which texts are the numbers of their values."""
+
+    column_f: Tensor
+    value_f: Tensor
+    mean_f: Tensor
+    std_f: Tensor
+    count_f: Tensor
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        each = [
+            (place, value, column.mean, column.std, len(column.values))
+            for place, column in enumerate(form.columns)
+            for value in range(len(column.values) or 1)
+        ]
+        names = ("column_f", "value_f", "mean_f", "std_f", "count_f")
+        for name, values in zip(names, zip(*each, strict=True), strict=True):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+        self.column_f = self.column_f.long()
+
+    def forward(self, rows_nc: Tensor) -> Tensor:
+        """Inputs [n, f]; NaN for a number that no value of a column of text has."""
+        cells_nf = rows_nc.double()[:, self.column_f]
+        known_nf = (cells_nf == cells_nf.floor()) & (cells_nf >= 0) & (cells_nf < self.count_f)
+        hot_nf = torch.where(known_nf, (cells_nf == self.value_f).double(), math.nan)
+        numbers_nf = (cells_nf - self.mean_f) / self.std_f
+        return torch.where(self.count_f > 0, hot_nf, numbers_nf).float()
+
+
+def raw_type(card: Card) -> str:
+    """The type of raw inputs. Rows of tables are in double precision where a column's values
+    differ by too little for single precision."""
+    form = card.input.table
+    fine = form and any(abs(c.mean) > NEAR * c.std for c in form.columns if not c.values)
+    return "float64" if fine else card.input.dtype
+
+
+def described(card: Card) -> dict[str, str]:
+    """What other programs must know about an exported model: sentences, and JSON lists."""
+    about, form = card.input, card.input.table
+    said = [f"{raw_type(card)}, any number of inputs of shape {list(raw_shape(card))}"]
+    if form is not None:
+        said.append("the columns in this order, as the table has them")
+        if any(column.values for column in form.columns):
+            said.append("in place of a text, its number in the column's list of values, from 0")
+    elif about.dtype == "uint8":
+        said.append("pixels from 0 to 255, channels before rows before columns")
+    elif about.dtype in ("int32", "int64"):
+        said.append(
+            "token IDs" + f", which {about.tokenizer} makes of texts" * bool(about.tokenizer)
+        )
+    if about.resize or about.crop:
+        scale = f"scale the shorter side to {about.resize}, then " * bool(about.resize)
+        square = f"crop the central square of {about.crop or about.resize} pixels"
+        said.append(f"prepare images as the run did: {scale}{square}")
+    found = {"task": card.task, "input": "; ".join(said), "output": OUTPUTS[card.task]}
+    if form is not None:
+        found["columns"] = json.dumps(form.names)
+        found["values"] = json.dumps({c.name: c.values for c in form.columns if c.values})
+    named = "outputs" if card.task == REGRESSION else "classes"
+    return {**found, named: json.dumps(card.labels), "versions": json.dumps(card.versions)}
+
+
+def raw_shape(card: Card) -> tuple[int, ...]:
+    """The shape of one raw input: a row has one value per column."""
+    return (len(card.input.table.columns),) if card.input.table else card.input.shape
 
 
 class Answer(NamedTuple):
@@ -190,7 +279,7 @@ def _probabilities(scores_nC: Tensor, task: str) -> Tensor:
 
 
 def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
-    """Writes a model, with its normalisation inside and for any number of inputs at once."""
+    """Writes a model, with its preparation inside and for any number of inputs at once."""
     if form not in FORMATS:
         raise BadValue("to", form, ", ".join(FORMATS))
     if path.suffix != FORMATS[form]:
@@ -200,8 +289,8 @@ def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
     if form == "onnx":
         for package in ("onnx", "onnxscript"):
             needed(package, "onnx", "to", form, instead="torch-export")
-    dtype = getattr(torch, card.input.dtype)
-    example = torch.zeros(2, *card.input.shape, dtype=dtype)
+    dtype = getattr(torch, raw_type(card))
+    example = torch.zeros(2, *raw_shape(card), dtype=dtype)
     prepared = Prepared(module, card).eval()
     batch = torch.export.Dim("inputs", min=1)
     try:
@@ -215,16 +304,16 @@ def export(module: nn.Module, card: Card, form: str, path: Path) -> None:
     temporary = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
         with replacing(path, temporary):
-            _written(program, form, temporary)
+            _written(program, form, temporary, described(card))
     except OSError as error:
         raise ParleyError(f"out: {path} cannot be written ({error})") from None
 
 
-def _written(program: Any, form: str, path: Path) -> None:
+def _written(program: Any, form: str, path: Path, about: dict[str, str]) -> None:
     if form == "torch-export":
         # Given a file, torch aborts the process if the disk is full or the name is not in UTF-8.
         content = BytesIO()
-        torch.export.save(program, content)
+        torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
         path.write_bytes(content.getbuffer())
         return
     with warnings.catch_warnings(), _quiet("torch.onnx"):
@@ -233,6 +322,7 @@ def _written(program: Any, form: str, path: Path) -> None:
             program, input_names=["input"], output_names=["scores"], dynamo=True, verbose=False
         )
         assert made is not None
+        made.model.metadata_props.update(about)
         made.save(str(path))
 
 

@@ -30,6 +30,7 @@ from parley.peers.revisions import signed
 from parley.peers.transport import PeerTransport
 from parley.store import checkpoint
 from parley.training.events import Event, StepDone
+from parley.training.problem import problem
 from parley.watch import log
 from tests import namespaces
 from tests.faults import ATTACKS, HURRY, attack, lines, loaded, paced
