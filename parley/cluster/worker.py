@@ -148,7 +148,7 @@ class Worker:
         if assignment.out:
             kept = enclosed(experiment, self.problem.topology)
             RunFolder(assignment.out).check(kept.experiment, self.resume, kept.files)
-        self.task = task_of(experiment, self.problem)
+        self.task = task_of(experiment, self.problem, hosted)
         bytes_ = self.task.size * self.task.dtype.itemsize
         self.meeting.expect(experiment.agents, len(self.problem.topology.edges), bytes_)
         lobby.wait_at_least(LOADING)

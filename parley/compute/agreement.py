@@ -13,7 +13,7 @@ from parley.compute.buffers import without_graphs
 from parley.compute.engine import Engine, LoopEngine
 from parley.compute.goals import Goal
 from parley.compute.reader import Network
-from parley.compute.task import Task
+from parley.compute.task import Facts, Task
 from parley.data import Batch
 from parley.measures import OWN
 
@@ -83,6 +83,6 @@ def _wrong(
 
 def _task(model: nn.Module, network: Network, dtype: torch.dtype) -> Task:
     copied = copy.deepcopy(without_graphs(model))
-    task = Task(copied, nn.MSELoss(reduction="none"), dtype, goal=Goal(OWN))
-    task.random = any(step.operation == "masking" for step in network.steps)
-    return task
+    random = any(step.operation == "masking" for step in network.steps)
+    loss = nn.MSELoss(reduction="none")
+    return Task(copied, loss, dtype, goal=Goal(OWN), facts=Facts(random=random))

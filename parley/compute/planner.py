@@ -55,7 +55,7 @@ def loss_of(task: Task) -> Loss:
         # They may be shares of all classes, or numbers that torch takes for "does not count".
         why = f"the task {task.goal.task} does not have one class for each sample"
         raise Unsupported(f"the loss is cross-entropy, and {why}")
-    if found.kind != CROSS_ENTROPY and not task.paired:
+    if found.kind != CROSS_ENTROPY and not task.facts.paired:
         raise Unsupported("the loss broadcasts outputs or targets, whose shapes differ")
     return found
 
@@ -74,7 +74,7 @@ def _known(task: Task) -> Loss:
             return Loss(SQUARED_ERROR)
     if isinstance(loss, EachLabel):
         return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
-    if isinstance(loss, YesOrNo) and task.scores == 1 and not loss.settings.weights:
+    if isinstance(loss, YesOrNo) and task.facts.scores == 1 and not loss.settings.weights:
         return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
     if loss == Deviation("mse"):
         return Loss(SQUARED_ERROR)

@@ -78,7 +78,7 @@ class TestSet:
         self.targets = samples.targets.to(device)
         self.count = len(samples)
         """The number of samples that every model is tested on."""
-        self.scorers = scorers(task.goal, task.scores, functions)
+        self.scorers = scorers(task.goal, task.facts.scores, functions)
         self.pooled = any(scorer.pooled for scorer in self.scorers)
         """Whether some metric needs all predictions in one place."""
         self.chunk = max(1, min(CHUNK, MOST_OUTPUTS // max(1, task.answer_size)))
@@ -148,7 +148,7 @@ class TestSet:
 
     def columns(self, classes: int) -> int:
         """The number of columns of the confusion matrix."""
-        return classes + (self.engine.task.scores > classes)
+        return classes + (self.engine.task.facts.scores > classes)
 
 
 class OwnTestSets(TestSet):
@@ -313,7 +313,7 @@ class OwnTestSets(TestSet):
     def _gathered_outputs(self, tallies: Sequence[Tally], refused: set[int]) -> Tensor:
         """A model's outputs for all agents' samples, in the order of the agents; adds workers whose
         outputs cannot be to those that are `refused`."""
-        shape, dtype = self.engine.task.answer_shape, self.engine.task.dtype
+        shape, dtype = self.engine.task.facts.answer_shape, self.engine.task.dtype
         kept = [outputs for tally in tallies for outputs in tally.kept]
         here = torch.cat(kept) if kept else torch.zeros(0, *shape, dtype=dtype)
         every = self._each(here)
@@ -330,7 +330,7 @@ class OwnTestSets(TestSet):
         task = self.engine.task
         for worker, targets in enumerate(every):
             own = worker == self.transport.placement.here
-            if not (own or task.goal.possible(targets, task.answer_shape)):
+            if not (own or task.goal.possible(targets, task.facts.answer_shape)):
                 self._report(worker, "reported targets that cannot be")
                 self._counts[worker] = 0
                 every[worker] = targets[:0]

@@ -1,5 +1,6 @@
 """The problem to train on: loads, partitions and checks everything that an experiment names."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from parley import data, models
 from parley import graphs as topologies
 from parley.compute.goals import Goal
 from parley.compute.task import Loss, Task, cross_entropy
+from parley.compute.trial import TRIED, tried
 from parley.data import Samples, Transform, features, own, standard
 from parley.data import partition as partitions
 from parley.data.mapped import in_memory
@@ -31,6 +33,8 @@ from parley.training import tasks
 from parley.training.initial_weights import start_from
 from parley.training.scoring import Function
 from parley.user_code import check_allowed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -292,11 +296,31 @@ def of_the_hosts(
     )
 
 
-def task_of(experiment: Experiment, problem: Problem) -> Task:
-    """The model to train, initialised identically in every process."""
+def task_of(experiment: Experiment, problem: Problem, agents: Sequence[int] | None = None) -> Task:
+    """The model to train, initialised identically in every process, and its loss; refused here if
+    they and the data of these agents do not fit together."""
+    _check_finite(problem, range(len(problem.samples)) if agents is None else agents)
     device, dtype = device_of(experiment.device), getattr(torch, experiment.dtype)
     model = model_of(experiment, problem.model)
-    return Task(model, problem.loss, dtype, device, problem.goal, experiment.precision)
+    task = Task(model, problem.loss, dtype, device, problem.goal, experiment.precision)
+    some = problem.test if len(problem.test) else problem.samples[0]
+    few = in_memory(some.take([i % len(some) for i in range(TRIED)]))
+    inputs = problem.transform.normalise(few.inputs, dtype).to(device)
+    classes = len(problem.class_names)
+    task = tried(task, experiment.model, inputs, few.targets.to(device), classes)
+    if task.facts.random_in_use:
+        log.warning(
+            "the model draws random numbers when it is used, not only in training, so its accuracy "
+            "differs from one evaluation to the next; is there a dropout without self.training?"
+        )
+    return task
+
+
+def _check_finite(problem: Problem, agents: Sequence[int]) -> None:
+    names = [f"agent {number}" for number in agents]
+    for name, samples in zip([*names, "test"], [*problem.samples, problem.test], strict=True):
+        if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
+            raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
 
 
 def model_of(experiment: Experiment, build: Callable[[], nn.Module]) -> nn.Module:

@@ -82,7 +82,7 @@ class Run:
         self.problem = problem
         self.algorithm = experiment.algorithm
         self.note = problem.note
-        self.task = task or task_of(experiment, problem)
+        self.task = task or task_of(experiment, problem, transport.placement.hosted)
         self.batches = Batches(
             problem.samples,
             transport.placement.hosted,
@@ -95,7 +95,6 @@ class Run:
             gather=gathered,
         )
         self.transport = run_setup.equipped(transport, experiment, problem, self.task)
-        run_setup.try_model(experiment, problem, self.task, self.transport)
         if self.task.layout.size:
             statistics.check_batches(self.task, self.batches)
         self.engine = run_setup.choose_engine(experiment, self.task, self.batches, self.transport)

@@ -9,10 +9,9 @@ import torch
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
 from parley.compute.memory import keep_freed_memory
-from parley.compute.task import TRIED, Task
+from parley.compute.task import Task
 from parley.compute.threads import usable_cores
 from parley.data import Batches
-from parley.data.mapped import in_memory
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.graphs import Topology
@@ -49,27 +48,6 @@ def expect_weights(transport: Transport, factors: Sequence[float]) -> None:
         number = transport.placement.number
         for agent, weight in enumerate((factor_N / factor_N.min()).tolist()):
             transport.guard.weights[number(agent)] = max(weight, 1.0)
-
-
-def try_model(experiment: Experiment, problem: Problem, task: Task, transport: Transport) -> None:
-    """Checks on a few samples that model, loss and data fit together, before anything is
-    written."""
-    names = [f"agent {number}" for number in transport.placement.hosted]
-    held = zip([*names, "test"], [*problem.samples, problem.test], strict=True)
-    for name, samples in held:
-        if samples.inputs.is_floating_point() and not bool(samples.inputs.isfinite().all()):
-            raise BadValue("data", name, "finite inputs", "some are NaN or infinite")
-    some = problem.test if len(problem.test) else problem.samples[0]
-    few = in_memory(some.take([i % len(some) for i in range(TRIED)]))
-    device = task.start().device
-    inputs = problem.transform.normalise(few.inputs, task.dtype).to(device)
-    classes = len(problem.class_names)
-    task.fit(experiment.model, inputs, few.targets.to(device), classes)
-    if task.random_in_use:
-        log.warning(
-            "the model draws random numbers when it is used, not only in training, so its accuracy "
-            "differs from one evaluation to the next; is there a dropout without self.training?"
-        )
 
 
 def choose_engine(

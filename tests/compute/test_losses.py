@@ -9,6 +9,7 @@ from parley import measures
 from parley.compute.goals import Goal
 from parley.compute.losses import Settings, YesOrNo, named_loss, parse_weights
 from parley.compute.task import Task, cross_entropy, is_cross_entropy
+from parley.compute.trial import tried
 from parley.errors import BadValue
 
 torch.manual_seed(0)
@@ -103,7 +104,7 @@ def test_outputs_that_do_not_fit_are_refused(
     goal = Goal(task, measures.parse(task, ""))
     made = Task(model, named_loss(task, "auto", Settings()), goal=goal)
     with pytest.raises(BadValue, match=words):
-        made.fit("mine", torch.zeros(4, 3), targets, classes)
+        made = tried(made, "mine", torch.zeros(4, 3), targets, classes)
 
 
 def test_torchs_own_losses_fit_their_tasks() -> None:
@@ -115,7 +116,7 @@ def test_torchs_own_losses_fit_their_tasks() -> None:
     for task, loss, model, targets in pairs:
         made = Task(model, loss, goal=Goal(task, measures.parse(task, "")))
         inputs = torch.randn(4, 3)
-        made.fit("mine", inputs, targets, 1 + (task != "regression"))
+        made = tried(made, "mine", inputs, targets, 1 + (task != "regression"))
         losses = made.losses(made.start(), inputs, targets)
         outputs, answers = made.goal.pair(model(inputs), targets)
         assert torch.allclose(losses.mean(), loss(outputs, answers)), task

@@ -14,6 +14,7 @@ from parley.compute.compiled import FusedEngine, supports
 from parley.compute.goals import Goal
 from parley.compute.losses import Settings, named_loss
 from parley.compute.task import Task
+from parley.compute.trial import tried
 from parley.errors import BadValue
 from tests.compute.test_fused import _built, assert_same_gradients, make_batch, moved
 
@@ -80,7 +81,7 @@ def test_losses_of_tasks(name: str) -> None:
     targets = targets if kind == "regression" else targets.round()
     targets = targets[..., 0].long() if kind == "binary" else targets
     batch = batch._replace(targets=targets)
-    task.fit("lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
+    task = tried(task, "lenet5", batch.inputs[0, :4], targets[0, :4], max(2, outputs))
     assert supports(task, (1, 12, 12)) == ""
     assert_same_gradients(task, batch)
     answers = task.predict(task.start(), batch.inputs[0])
@@ -153,7 +154,7 @@ def test_a_loss_and_its_targets(name: str) -> None:
     batch = make_batch((1, 6, 6), (N, N - 3))
     targets = torch.stack([case.targets, case.targets])
     batch = batch._replace(targets=targets)
-    task.fit("model", batch.inputs[0, :4], case.targets[:4], OUTPUTS)
+    task = tried(task, "model", batch.inputs[0, :4], case.targets[:4], OUTPUTS)
     why = supports(task, (1, 6, 6))
     if case.refusal:
         assert case.refusal in why

@@ -13,6 +13,7 @@ from parley import graphs, measures
 from parley.compute.engine import LoopEngine
 from parley.compute.goals import Goal
 from parley.compute.task import Task
+from parley.compute.trial import tried
 from parley.data import Batches, Samples, Transform
 from parley.neighbourhood import Neighbourhood
 from parley.stopping import Callbacks
@@ -101,8 +102,9 @@ D = FEATURES * CLASSES + CLASSES
 @pytest.mark.parametrize("at_once", [1 << 24, 41 * CLASSES * 2])
 def test_one_pass_scores_every_model_and_the_same_model_once(at_once, monkeypatch):
     monkeypatch.setattr(metrics, "MOST_OUTPUTS", at_once)
-    engine = LoopEngine(Task(linear(), dtype=torch.float64))
-    engine.task.fit("linear", held_out()[0][:4].double(), held_out()[1][:4], CLASSES)
+    inputs, targets = held_out()
+    task = Task(linear(), dtype=torch.float64)
+    engine = LoopEngine(tried(task, "linear", inputs[:4].double(), targets[:4], CLASSES))
     placement = Placement(graphs.ring(2), (0, 0), here=0)
     monkeypatch.setattr(metrics, "CHUNK", 41)
     test = metrics.TestSet(Samples(*held_out()), Transform(), engine, Local(placement))
@@ -303,7 +305,7 @@ def with_auroc():
     goal = Goal(measures=measures.parse("classification", "auroc,f1,accuracy"))
     task = Task(linear(), dtype=torch.float64, goal=goal)
     inputs, targets = held_out()
-    task.fit("linear", inputs[:4].double(), targets[:4], CLASSES)
+    task = tried(task, "linear", inputs[:4].double(), targets[:4], CLASSES)
     return LoopEngine(task)
 
 

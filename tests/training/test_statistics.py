@@ -15,6 +15,7 @@ from parley.compute import kernels
 from parley.compute.choose import build
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
+from parley.compute.trial import tried
 from parley.data import Samples, Transform
 from parley.data.batches import Batches
 from parley.errors import BadValue
@@ -213,7 +214,7 @@ def test_engines_that_cannot_are_refused_with_the_reason() -> None:
     from parley.compute.compiled import supports
 
     task = Task(net())
-    task.fit("net", torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 0, 1]), 2)
+    task = tried(task, "net", torch.randn(4, 1, 4, 4), torch.tensor([0, 1, 0, 1]), 2)
     with pytest.raises(BadValue, match="short batches are padded"):
         build("vmap", task)
     with pytest.raises(BadValue, match="engine: 'stacked'"):
