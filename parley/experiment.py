@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from parley import algorithms, data_sizes, measures, models
-from parley.algorithms import AS_RUN, Algorithm, AlgorithmKind, Named
+from parley.algorithms import AS_RUN, Algorithm, AlgorithmKind
 from parley.compute import losses, precision
 from parley.data import partition as partitions
 from parley.data.targets import CLASSES, IGNORED
@@ -400,7 +400,7 @@ def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
         chosen = inner.pop("name", None)
         if "algorithm" in inner:
             raise BadValue("algorithm", inner["algorithm"], 'its name as name = "ngc"')
-    if isinstance(chosen, Named) or (isinstance(chosen, type) and issubclass(chosen, Algorithm)):
+    if isinstance(chosen, type) and issubclass(chosen, Algorithm):
         inner = {"algorithm": chosen, **inner}
     elif chosen is not None:
         inner = {"algorithm": algorithms.find(str(chosen)), **inner}

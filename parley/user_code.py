@@ -18,6 +18,8 @@ ALLOWED = "PARLEY_ALLOW_CODE"
 """The environment variable with the modules that code may be imported from, comma-separated; it
 reaches the processes that this one starts."""
 VALID = "module:function, or module:Class"
+PART = r"(?:^|(?<=[+,\s]))[A-Za-z_][\w.]*:[A-Za-z_]\w*(?=$|[+:,\s])"
+"""A part of the user's own in the names of algorithms: ``ngc+module:Class:option=value,dpsgd``."""
 
 
 def is_code(name: str) -> bool:
@@ -46,13 +48,15 @@ def allow(modules: Iterable[str]) -> None:
 
 
 def allow_named(options: Mapping[str, Any]) -> None:
-    """Allows the modules of the model, task, loss and metrics in these options: for what a user of
-    this host has typed or written in a program, which names the code it wants to run."""
+    """Allows the modules of the model, task, loss, metrics and parts of the algorithm in these
+    options: for what a user of this host has typed or written in a program, which names the code it
+    wants to run."""
     named = {field: value for field, value in options.items() if isinstance(value, str)}
     metrics = named.get("metrics", "").split(",")
     bare = [name.strip().removesuffix(":lower").removesuffix(":higher") for name in metrics]
     names = [*(named.get(field, "") for field in ("model", "task", "loss")), *bare]
-    allow(module_of(name) for name in names if is_code(name))
+    parts = re.findall(PART, named.get("algorithm", ""))
+    allow(module_of(name) for name in [*parts, *names] if is_code(name))
 
 
 def check_allowed(

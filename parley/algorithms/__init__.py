@@ -12,7 +12,7 @@ from parley.algorithms.central import Central
 from parley.algorithms.cga import CGA, Projection
 from parley.algorithms.choco import CHOCO, DifferenceGossip
 from parley.algorithms.clip import Clip
-from parley.algorithms.combinations import PARTS, compose, part_kind
+from parley.algorithms.combinations import PARTS, PLAIN, Recipe, compose, part_kind
 from parley.algorithms.compcga import CompCGA, CompressedProjection
 from parley.algorithms.compngc import CompNGC, CompressedClustering
 from parley.algorithms.d2 import D2
@@ -33,7 +33,7 @@ from parley.algorithms.parts import SGD, Gossip, Own, Part
 from parley.algorithms.proxskip import ProxSkip
 from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
-from parley.algorithms.recipe import PLAIN, Named, Recipe, in_a_name, spelled
+from parley.algorithms.recipe import Combination
 from parley.algorithms.relaysgd import RelaySGD
 from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import SGP, PushSum
@@ -42,6 +42,7 @@ from parley.algorithms.sparsepush import SparsePush
 from parley.algorithms.swarmsgd import SwarmSGD
 from parley.algorithms.tracking import GradientTracking, Tracking
 from parley.errors import BadValue, unknown_name
+from parley.user_code import is_code, module_of
 from parley.validation import first_error
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "Clip",
     "Clustering",
     "CodecSpec",
+    "Combination",
     "CompCGA",
     "CompNGC",
     "CompensatedGossip",
@@ -87,7 +89,6 @@ __all__ = [
     "GradientTracking",
     "Lion",
     "MomentumTracking",
-    "Named",
     "Own",
     "Part",
     "Projection",
@@ -106,13 +107,13 @@ __all__ = [
     "build",
     "compose",
     "find",
+    "is_own",
     "make",
-    "name_of",
     "part_kind",
 ]
 
-AlgorithmKind = type[Algorithm] | Named
-"""What creates the algorithms of one name: a class, or a named recipe."""
+AlgorithmKind = type[Algorithm]
+"""The class of the algorithms of one name."""
 
 ALGORITHMS: dict[str, AlgorithmKind] = {
     algorithm.name: algorithm
@@ -128,24 +129,33 @@ ALGORITHMS: dict[str, AlgorithmKind] = {
 }
 
 
-WITH_OPTIONS: dict[str, AlgorithmKind] = ALGORITHMS | {
-    word: compose(word) for word in PARTS if word not in ALGORITHMS
+WITH_OPTIONS: dict[str, AlgorithmKind | type[Part]] = ALGORITHMS | {
+    word: part for word, part in PARTS.items() if word not in ALGORITHMS
 }
 """All that has hyper-parameters: the algorithms, and the parts that are in none of them."""
 
 
 def find(name: str) -> AlgorithmKind:
-    """The algorithm with that name, or the recipe of its parts, joined by ``+``.
+    """The algorithm with that name, or the combination of its parts, joined by ``+``.
 
     >>> find("ngc").title, find("ngc+qgm").title
     ('NGC', 'NGC + QGM')
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    if "+" in name or name in PARTS:
+    if "+" in name or name in PARTS or is_own(name):
         _check_parts([word.strip() for word in name.split("+")])
         return compose(name)
     raise unknown_name("algorithm", name, ALGORITHMS)
+
+
+def is_own(word: str) -> bool:
+    """Whether a word in a name refers to a class of the user's own.
+
+    >>> is_own("mine:Trimmed"), is_own("ngc:alpha")
+    (True, False)
+    """
+    return is_code(word) and module_of(word) not in WITH_OPTIONS
 
 
 def _check_parts(words: list[str]) -> None:
@@ -156,29 +166,11 @@ def _check_parts(words: list[str]) -> None:
             continue
         because = f"{word} is an algorithm of its own, not a part"
         valid = f"{word} alone, or a combination of {', '.join(PARTS)}"
-        if isinstance(kind, Named):
-            same = spelled(kind.recipe)
+        if issubclass(kind, Combination):
+            same = "+".join(part.word for part in kind.made_of)
             because = f"{word} is the name of a whole recipe, {same}"
             valid = "+".join(same if w == word else w for w in words)
         raise BadValue("algorithm", "+".join(words), valid, because)
-
-
-def name_of(recipe: Recipe) -> Named:
-    """The name of a recipe: one from the table, or its parts' names joined by ``+``.
-
-    >>> name_of(Recipe(correction=Tracking(), averaging=DifferenceGossip())).title
-    'BEER'
-    """
-    named = (kind for kind in ALGORITHMS.values() if isinstance(kind, Named) and kind.fits(recipe))
-    if found := next(named, None):
-        return found
-    parts = dict(recipe.parts())
-    made_of = in_a_name(recipe)
-    titles = [part.title or type(part).__name__ for part in made_of]
-    if not any(part.alone for part in made_of):
-        titles = [DPSGD.title, *titles]
-    plain = Recipe(**{field: type(part)() for field, part in parts.items()})
-    return Named(spelled(recipe), " + ".join(titles), plain, f"Combines {', '.join(titles)}.")
 
 
 def build(name: str, options: dict[str, Any]) -> Algorithm:

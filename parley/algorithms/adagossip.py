@@ -9,17 +9,18 @@ communication compression", 2024. As CHOCO, with the rate from the size of the d
 C `codec`, η `lr` in d, γ `gamma`, β₂ `smoothing`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, CodecSpec
-from parley.algorithms.choco import Copies, all_known, known, told
-from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent
-from parley.algorithms.recipe import Named, Recipe
-from parley.neighbourhood import Neighbourhood
+from parley.algorithms.base import CONFIG, MOST, CodecSpec, LocalSteps
+from parley.algorithms.choco import Copies, all_known, copies_of, told
+from parley.algorithms.parts import Channel, Sent, SGDOptions, TellingRule
+from parley.algorithms.recipe import Combination
+from parley.neighbourhood import Neighbourhood, OnEdges
+from parley.validation import Checked
 
 
 class Disagreement(NamedTuple):
@@ -32,19 +33,25 @@ class Disagreement(NamedTuple):
     """1 - β₂ᵗ."""
 
 
-class AdaptiveGossip(AveragingRule):
-    """AdaGossip's averaging rule."""
+class AdaptiveGossipOptions(Checked):
+    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
 
-    word = "adagossip"
-    title = "AdaGossip"
-    static: ClassVar[bool] = True
-    keeps_sums: ClassVar[bool] = False
+    model_config = CONFIG
+
     gamma: float = Field(0.001, gt=0, le=MOST)
     """γ, the averaging rate; it is divided by the root mean square of the disagreement."""
     codec: CodecSpec = "sign"
     """C, how differences are encoded."""
     smoothing: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the mean square of the disagreement follows."""
+
+
+class AdaptiveGossip(AdaptiveGossipOptions, TellingRule):
+    """AdaGossip's averaging rule."""
+
+    word = "adagossip"
+    title = "AdaGossip"
+    static = True
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Disagreement:
         """All values are known; the mean square starts at zero."""
@@ -56,7 +63,11 @@ class AdaptiveGossip(AveragingRule):
     ) -> tuple[Sent, Disagreement]:
         """x̂ ← x̂ + C(x - x̂), here and at the neighbours."""
         copies = told(state.copies, x_AD, hood, self.codec, channel)
-        return known(x_AD, copies, hood), state._replace(copies=copies)
+        return Sent(x_AD, None), state._replace(copies=copies)
+
+    def known(self, state: Disagreement, sent: Sent, hood: Neighbourhood) -> OnEdges:
+        """x̂^j."""
+        return copies_of(state.copies, hood)
 
     def mix(
         self, state: Disagreement, x_AD: Tensor, sent: Sent, hood: Neighbourhood
@@ -71,9 +82,11 @@ class AdaptiveGossip(AveragingRule):
         return mixed_AD, Disagreement(copies, square_AD, weight_A)
 
 
-AdaGossip = Named(
-    "adagossip",
-    "AdaGossip",
-    Recipe(gradient=Own(), update=SGD(), averaging=AdaptiveGossip()),
-    "CHOCO whose averaging rate follows the disagreement, parameter by parameter.",
-)
+class AdaGossip(AdaptiveGossipOptions, SGDOptions, Combination):
+    """CHOCO whose averaging rate follows the disagreement, parameter by parameter."""
+
+    name = "adagossip"
+    title = "AdaGossip"
+    made_of = (AdaptiveGossip,)
+
+    local_steps: LocalSteps = 1

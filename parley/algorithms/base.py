@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from torch import Tensor
 
@@ -55,6 +55,17 @@ class Algorithm(Checked, ABC):
 
     model_config = CONFIG
 
+    @model_validator(mode="before")
+    @classmethod
+    def _options_exist(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                because = f"{cls.name} has no such option"
+                if name == "local_steps" and cls.no_local_steps:
+                    because = cls.no_local_steps
+                raise BadValue(name, value, ", ".join(cls.model_fields), because)
+        return given
+
     name: ClassVar[str]
     title: ClassVar[str]
     needs: ClassVar[Property] = "doubly-stochastic"
@@ -63,6 +74,8 @@ class Algorithm(Checked, ABC):
     """Whether the graph must not change: sums over neighbours are kept from step to step."""
     needs_accuracy: ClassVar[bool] = False
     """Whether it compares accuracies, which not every task has."""
+    gradients_per_edge: ClassVar[int] = 0
+    """How many gradients a step computes at each neighbour's model."""
     no_local_steps: ClassVar[str] = ""
     """Why it cannot take several steps from one averaging to the next, if it has no such option."""
 
@@ -87,8 +100,8 @@ class Algorithm(Checked, ABC):
         return choices_as_run(cls.name, cls.options())
 
     @property
-    def kind(self) -> Any:
-        """What creates algorithms of this name: its class, or a named recipe."""
+    def kind(self) -> "type[Algorithm]":
+        """Its class."""
         return type(self)
 
     def settings(self, given: bool = False) -> dict[str, Any]:
@@ -115,11 +128,6 @@ class Algorithm(Checked, ABC):
         if not found.get("momentum"):
             return "none"
         return f"{found['momentum']:g}" + ", Nesterov" * bool(found.get("nesterov"))
-
-    @property
-    def looks_around(self) -> bool:
-        """Whether gradients are computed at the neighbours' models too."""
-        return False
 
     @property
     def is_scale_free(self) -> bool:

@@ -14,18 +14,22 @@ rule. In terms of the parts:
     G   the same for the tracked gradients
     ∇   g_AD of `Tracking`; ∇⁺ is the gradient of this step
 
-`Recipe.step` computes the second line first, since V⁺ needs only ∇⁺ at the current X; then the
-step -η V⁺ and the first line. C `codec`, η `lr`, γ `gamma`.
+`step_then_average` computes the second line first, since V⁺ needs only ∇⁺ at the current X; then
+the step -η V⁺ and the first line. C `codec`, η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.choco import DifferenceGossip
-from parley.algorithms.parts import SGD, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.choco import DifferenceGossip, DifferenceGossipOptions
+from parley.algorithms.parts import SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.algorithms.tracking import Tracking
 
-BEER = Named(
-    "beer",
-    "BEER",
-    Recipe(gradient=Own(), correction=Tracking(), update=SGD(), averaging=DifferenceGossip()),
-    "Gradient tracking with compressed differences in both rounds.",
-)
+
+class BEER(DifferenceGossipOptions, SGDOptions, Combination):
+    """Gradient tracking with compressed differences in both rounds."""
+
+    name = "beer"
+    title = "BEER"
+    made_of = (
+        Tracking,
+        DifferenceGossip,
+    )

@@ -15,21 +15,22 @@ printed program has no ε; here it is the same, with π = 1.
 neighbours of an agent, D flat parameters, P quadratic programs.
 """
 
+from abc import ABC
 from collections.abc import Sequence
 from itertools import chain, combinations
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import MOST, Scope
-from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import CONFIG, MOST, GradientAt, Rate, Scope
+from parley.algorithms.parts import CrossGradientRule, Found, SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.data import Batch
-from parley.graphs import Property
 from parley.neighbourhood import Neighbourhood, OnEdges
+from parley.validation import Checked
 
 GRAM_BLOCK = 16384
 """Entries that are converted to float64 at a time."""
@@ -44,17 +45,23 @@ FEW = 4
 """With up to this many neighbours, all sets of multipliers above the floor are tried."""
 
 
-class ProjectionRule(GradientRule):
-    """What CGA and CompCGA share: the projection."""
+class ProjectionOptions(Checked):
+    """The hyper-parameters of the projection: of the parts, and of the algorithms."""
 
-    looks_around: ClassVar[bool] = True
-    needs: ClassVar[Property] = "symmetric"
+    model_config = CONFIG
+
     qp_floor: float = Field(0.0, ge=0, le=MOST)
     """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, which
     makes the projection nearly a fixed mean."""
     qp_scale: Literal["none", "neighbourhood"] = "none"
     """Factor applied to the result: none as printed, 1 / (neighbours + 1) as run."""
     scope: Scope = "whole"
+
+
+class ProjectionRule(ProjectionOptions, CrossGradientRule, ABC):
+    """What CGA and CompCGA share: the projection."""
+
+    needs = "symmetric"
 
     def project(self, g_AD: Tensor, r_OD: Tensor, hood: Neighbourhood) -> Tensor:
         """g* for every hosted agent."""
@@ -75,22 +82,23 @@ class Projection(ProjectionRule):
     title = "CGA"
 
     def apply(
-        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+        self, state: Any, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
         """g*, with self-gradients at `at_AD` and cross-gradients at the agents' own models."""
-        assert x_I is not None
         g_AD, loss_A = hood.gradient(at_AD, batch)
         r_OD = hood.send_back(hood.cross_gradient(x_I, batch))
         return Found(self.project(g_AD, r_OD, hood), loss_A, state)
 
 
-CGA = Named(
-    "cga",
-    "CGA",
-    Recipe(gradient=Projection(), update=SGD(), averaging=Gossip()),
-    "Projects each agent's gradient onto those that its neighbours' data agree with.",
-    without=("codec",),
-)
+class CGA(ProjectionOptions, SGDOptions, Combination):
+    """Projects each agent's gradient onto those that its neighbours' data agree with."""
+
+    name = "cga"
+    title = "CGA"
+    made_of = (Projection,)
+
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
 
 
 def by_neighbours(sender_O: Tensor, agents: int) -> list[tuple[Tensor, Tensor]]:

@@ -13,15 +13,16 @@ zero. C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, I their i
 parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CodecSpec
-from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent, publish
-from parley.algorithms.recipe import Named, Recipe
-from parley.neighbourhood import Neighbourhood
+from parley.algorithms.base import CONFIG, CodecSpec, LocalSteps
+from parley.algorithms.parts import Channel, ConservingRule, Sent, SGDOptions, TellingRule, publish
+from parley.algorithms.recipe import Combination
+from parley.neighbourhood import Mail, Neighbourhood, OnEdges
+from parley.validation import Checked
 
 
 class Copies(NamedTuple):
@@ -35,16 +36,23 @@ class Copies(NamedTuple):
     """Each neighbour's x̂^j, if the gradient rule needs it."""
 
 
-class DifferenceGossip(AveragingRule):
-    """CHOCO's averaging rule."""
+class DifferenceGossipOptions(Checked):
+    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
 
-    word = "choco"
-    title = "CHOCO"
-    static: ClassVar[bool] = True
+    model_config = CONFIG
+
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; smaller for coarser codecs."""
     codec: CodecSpec = "sign"
     """C, how differences are encoded."""
+
+
+class DifferenceGossip(DifferenceGossipOptions, TellingRule, ConservingRule):
+    """CHOCO's averaging rule."""
+
+    word = "choco"
+    title = "CHOCO"
+    static = True
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Copies:
         """All values are known."""
@@ -54,7 +62,11 @@ class DifferenceGossip(AveragingRule):
         self, state: Copies, x_AD: Tensor, hood: Neighbourhood, channel: Channel
     ) -> tuple[Sent, Copies]:
         """Sends nothing: what is averaged was sent at the end of the last step."""
-        return known(x_AD, state, hood), state
+        return Sent(x_AD, None), state
+
+    def known(self, state: Copies, sent: Sent, hood: Neighbourhood) -> OnEdges:
+        """x̂^j."""
+        return copies_of(state, hood)
 
     def mix(
         self, state: Copies, x_AD: Tensor, sent: Sent, hood: Neighbourhood
@@ -76,10 +88,10 @@ def all_known(x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> Co
     return Copies(x_AD, heard_AD, x_AD[hood.receiver_I] if x_I is None else hood.collect(x_I))
 
 
-def known(x_AD: Tensor, copies: Copies, hood: Neighbourhood) -> Sent:
-    """What is known of the neighbours' values without sending anything."""
-    known_ID = copies.known_ID
-    return Sent(x_AD, None, None if known_ID is None else hood.stored(known_ID))
+def copies_of(copies: Copies, hood: Neighbourhood) -> Mail:
+    """The neighbours' values as they are known without sending anything."""
+    assert copies.known_ID is not None
+    return hood.stored(copies.known_ID)
 
 
 def told(copies: Copies, x_AD: Tensor, hood: Neighbourhood, codec: str, channel: Channel) -> Copies:
@@ -91,11 +103,14 @@ def told(copies: Copies, x_AD: Tensor, hood: Neighbourhood, codec: str, channel:
     return Copies(known_AD + q_AD, heard_AD + hood.average(q_AD, q_I), known_ID)
 
 
-CHOCO = Named(
-    "choco",
-    "CHOCO-SGD",
-    Recipe(gradient=Own(), update=SGD(), averaging=DifferenceGossip()),
-    "Steps on the agent's own data, then averages with what it knows of the neighbours' models. It "
-    "sends compressed differences, so that the compression error dies out as the models "
-    "settle.",
-)
+class CHOCO(DifferenceGossipOptions, SGDOptions, Combination):
+    """Steps on the agent's own data, then averages with what it knows of the neighbours' models.
+
+    It sends compressed differences, so that the compression error dies out as the models settle.
+    """
+
+    name = "choco"
+    title = "CHOCO-SGD"
+    made_of = (DifferenceGossip,)
+
+    local_steps: LocalSteps = 1

@@ -12,10 +12,11 @@ outgoing edges, D flat parameters.
 import torch
 from torch import Tensor
 
-from parley.algorithms.cga import ProjectionRule
+from parley.algorithms.base import GradientAt, Rate
+from parley.algorithms.cga import ProjectionOptions, ProjectionRule
 from parley.algorithms.compngc import Errors, one_bit
-from parley.algorithms.parts import SGD, Found, Gossip
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.parts import Found, SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
 
@@ -31,20 +32,23 @@ class CompressedProjection(ProjectionRule):
         return Errors(torch.zeros_like(x_AD), hood.zeros_I())
 
     def apply(
-        self, state: Errors, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+        self, state: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
         """g* of compressed gradients."""
-        assert x_I is not None
         δ_AD, loss_A, e_AD, δ_I = one_bit(state, at_AD, x_I, hood, batch, self.scope)
         g_AD = self.project(δ_AD, hood.send_back(δ_I), hood)
         return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
 
 
-CompCGA = Named(
-    "compcga",
-    "CompCGA",
-    Recipe(gradient=CompressedProjection(), update=SGD(), averaging=Gossip()),
-    "CGA with error-compensated 1-bit self- and cross-gradients. scope is what is projected at "
-    "once and also what shares one scale.",
-    without=("codec",),
-)
+class CompCGA(ProjectionOptions, SGDOptions, Combination):
+    """CGA with error-compensated 1-bit self- and cross-gradients.
+
+    scope is what is projected at once and also what shares one scale.
+    """
+
+    name = "compcga"
+    title = "CompCGA"
+    made_of = (CompressedProjection,)
+
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"

@@ -6,20 +6,20 @@ Karimireddy et al., ICML 2019.
 
     p = g + e;   δ = (‖p‖₁ / d) sgn(p);   e⁺ = p - δ;   g̃^i = Σ_j [(1 - α) w_ji δ^ji + α w_ij δ^ij]
 
-The rest is NGC's: line 8 is `Gossip.send`, line 19 `SGD.apply`, lines 20-21 `Gossip.mix`.
-α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, I their incoming edges,
-D flat parameters.
+The rest is NGC's, in the order of `average_then_step`: line 8 is `Gossip.send`, line 19
+`SGD.apply`, lines 20-21 `Gossip.mix_and_move`. α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A
+agents hosted here, I their incoming edges, D flat parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from parley.algorithms.base import Scope
+from parley.algorithms.base import GradientAt, Rate, Scope
 from parley.algorithms.ngc import Alpha, suffix
-from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.parts import CrossGradientRule, Found, SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.data import Batch
 from parley.neighbourhood import Compressed, Neighbourhood, OnEdges
 from parley.wire.codec import ScaledSign
@@ -34,12 +34,11 @@ class Errors(NamedTuple):
     """Of the cross-gradients, e^ji."""
 
 
-class CompressedClustering(GradientRule):
+class CompressedClustering(CrossGradientRule):
     """CompNGC's gradient rule."""
 
     word = "compngc"
     title = "CompNGC"
-    looks_around: ClassVar[bool] = True
     alpha: Alpha = 1.0
     scope: Scope = "whole"
 
@@ -53,10 +52,9 @@ class CompressedClustering(GradientRule):
         return Errors(torch.zeros_like(x_AD), hood.zeros_I())
 
     def apply(
-        self, state: Errors, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+        self, state: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
         """g̃^i of compressed gradients."""
-        assert x_I is not None
         δ_AD, loss_A, e_AD, δ_I = one_bit(state, at_AD, x_I, hood, batch, self.scope)  # lines 4-13
         g_AD = hood.cluster(δ_AD, δ_I, self.alpha)  # lines 14-18
         return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
@@ -86,10 +84,14 @@ def one_bit(
     return OneBit(δ_AD, loss_A, p_AD - δ_AD, δ_I)  # line 7
 
 
-CompNGC = Named(
-    "compngc",
-    "CompNGC",
-    Recipe(gradient=CompressedClustering(), update=SGD(), averaging=Gossip()),
-    "NGC with error-compensated 1-bit self- and cross-gradients.",
-    without=("codec",),
-)
+class CompNGC(SGDOptions, Combination):
+    """NGC with error-compensated 1-bit self- and cross-gradients."""
+
+    name = "compngc"
+    title = "CompNGC"
+    made_of = (CompressedClustering,)
+
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
+    alpha: Alpha = 1.0
+    scope: Scope = "whole"

@@ -7,16 +7,17 @@ Tang et al., "DeepSqueeze: decentralization meets error-compensated compression"
 C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CodecSpec
-from parley.algorithms.parts import SGD, AveragingRule, Channel, Own, Sent, publish
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import CONFIG, CodecSpec, LocalSteps
+from parley.algorithms.parts import Channel, ConservingRule, Sent, SGDOptions, heard, publish
+from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Neighbourhood
+from parley.validation import Checked
 
 
 class HeldBack(NamedTuple):
@@ -25,16 +26,22 @@ class HeldBack(NamedTuple):
     error_AD: Tensor
 
 
-class CompensatedGossip(AveragingRule):
-    """DeepSqueeze's averaging rule."""
+class CompensatedGossipOptions(Checked):
+    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
 
-    word = "deepsqueeze"
-    title = "DeepSqueeze"
-    tells_values: ClassVar[bool] = False
+    model_config = CONFIG
+
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; smaller for coarser codecs."""
     codec: CodecSpec = "sign"
     """C, how models are encoded."""
+
+
+class CompensatedGossip(CompensatedGossipOptions, ConservingRule):
+    """DeepSqueeze's averaging rule."""
+
+    word = "deepsqueeze"
+    title = "DeepSqueeze"
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, edges: bool) -> HeldBack:
         """Errors start at zero."""
@@ -46,20 +53,21 @@ class CompensatedGossip(AveragingRule):
         """C(v), e⁺ = v - C(v)."""
         v_AD = x_AD + state.error_AD
         q_AD, q_I = publish(v_AD, hood, self.codec, channel)
-        return Sent(q_AD, q_I, None), HeldBack(v_AD - q_AD)
+        return Sent(q_AD, q_I), HeldBack(v_AD - q_AD)
 
     def mix(
         self, state: HeldBack, x_AD: Tensor, sent: Sent, hood: Neighbourhood
     ) -> tuple[Tensor, HeldBack]:
         """x + γ Σ_j (w_ij - I_ij) C(v^j)."""
-        q_AD, q_I, _ = sent
-        assert q_I is not None
-        return x_AD + self.gamma * (hood.average(q_AD, q_I) - q_AD), state
+        q_AD = sent.own_AD
+        return x_AD + self.gamma * (hood.average(q_AD, heard(sent)) - q_AD), state
 
 
-DeepSqueeze = Named(
-    "deepsqueeze",
-    "DeepSqueeze",
-    Recipe(gradient=Own(), update=SGD(), averaging=CompensatedGossip()),
-    "Steps on the agent's own data, then averages compressed models; the error is sent next time.",
-)
+class DeepSqueeze(CompensatedGossipOptions, SGDOptions, Combination):
+    """Steps on the agent's own data, then averages compressed models; the error is sent later."""
+
+    name = "deepsqueeze"
+    title = "DeepSqueeze"
+    made_of = (CompensatedGossip,)
+
+    local_steps: LocalSteps = 1

@@ -11,18 +11,24 @@ momentum it is DMSGD, Balu et al., ICASSP 2021. The line numbers are those of th
     line 6       x + v
     lines 7-8    `Gossip.send` and `Gossip.mix`
 
-in the order of `Recipe.step`. η `lr`, β `momentum`, γ `gamma`.
+in the order of `step_then_average`. η `lr`, β `momentum`, γ `gamma`.
 """
 
-from parley.algorithms.parts import SGD, Gossip, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import GradientAt, LocalSteps, Rate
+from parley.algorithms.parts import SGDOptions
+from parley.algorithms.recipe import Combination
 
-DPSGD = Named(
-    "dpsgd",
-    "D-PSGD",
-    Recipe(gradient=Own(), update=SGD(), averaging=Gossip()),
-    "Steps on the agent's own data, then averages with the neighbours. With "
-    'gradient_at="mixed" it averages first: the same sequence of operations, cut at another '
-    "point: x⁺ = Wx - η ∇f(Wx).",
-    without=("codec",),
-)
+
+class DPSGD(SGDOptions, Combination):
+    """Steps on the agent's own data, then averages with the neighbours.
+
+    With gradient_at="mixed" it averages first: the same sequence of operations, cut at another
+    point: x⁺ = Wx - η ∇f(Wx).
+    """
+
+    name = "dpsgd"
+    title = "D-PSGD"
+
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
+    local_steps: LocalSteps = 1

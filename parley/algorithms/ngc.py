@@ -1,30 +1,24 @@
 """NGC: Neighborhood Gradient Clustering.
 
 Aketi, Kodge, Roy, "Neighborhood Gradient Clustering: An Efficient Decentralized Learning Method
-for Non-IID Data Distributions". The line numbers are those of its Algorithm 1.
+for Non-IID Data Distributions". `NGC.step` is its Algorithm 1, with its line numbers:
 
-    g̃^i = Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij]
+    g^ii  own model, own data: self-gradient
+    g^ji  neighbour's model, own data: model-variant cross-gradient, computed here
+    g^ij  own model, neighbour's data: data-variant cross-gradient, computed there and sent back
 
-g^ii  own model, own data: self-gradient
-g^ji  neighbour's model, own data: model-variant cross-gradient, computed here
-g^ij  own model, neighbour's data: data-variant cross-gradient, computed there and sent back
-
-    line 5          `Gossip.send`: the models go to the neighbours
-    lines 4, 6-12   `Clustering.apply`: g̃, below
-    line 13         `SGD.apply`: v = βv - ηg̃
-    lines 14-15     `Gossip.mix`: x⁺ = x + v + γ Σ_j (w_ij - I_ij) x^j
-
-in the order of `Recipe.step`. α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted
-here, I their incoming edges, D flat parameters.
+α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, I their incoming edges, D
+flat parameters.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.parts import SGD, Found, Gossip, GradientRule
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import GradientAt, Rate, Stepped
+from parley.algorithms.parts import CrossGradientRule, Found, SGDOptions
+from parley.algorithms.recipe import Combination, State
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
 
@@ -39,12 +33,11 @@ Alpha = Annotated[
 ]
 
 
-class Clustering(GradientRule):
-    """NGC's gradient rule."""
+class Clustering(CrossGradientRule):
+    """NGC's gradient rule, for combinations such as ``ngc+qgm``: lines 4 and 6 to 12."""
 
     word = "ngc"
     title = "NGC"
-    looks_around: ClassVar[bool] = True
     alpha: Alpha = 1.0
 
     @property
@@ -53,27 +46,47 @@ class Clustering(GradientRule):
         return suffix(self.alpha)
 
     def apply(
-        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+        self, state: Any, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
         """g̃^i, with self-gradients at `at_AD` and cross-gradients at the neighbours' models."""
-        assert x_I is not None
-        g_AD, loss_A = hood.gradient(at_AD, batch)  # line 4
-        g_I = hood.cross_gradient(x_I, batch)  # lines 6-7
-        g_AD = hood.cluster(g_AD, g_I, self.alpha)  # lines 8-12
-        return Found(g_AD, loss_A, state)
+        g_AD, loss_A = hood.gradient(at_AD, batch)
+        g_I = hood.cross_gradient(x_I, batch)
+        return Found(hood.cluster(g_AD, g_I, self.alpha), loss_A, state)
+
+
+class NGC(SGDOptions, Combination):
+    """Replaces each agent's gradient by the mean of those seen in its neighbourhood.
+
+    At alpha=0 the cross-gradients are used where they are computed, and only models are sent. The
+    cross-gradients are added up as they arrive; they are never all in memory at once.
+    """
+
+    name = "ngc"
+    title = "NGC"
+    made_of = (Clustering,)
+
+    gamma: Rate = 1.0
+    gradient_at: GradientAt = "own"
+    alpha: Alpha = 1.0
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+        """One iteration; `batch` is d^i, line 3."""
+        if self.gradient_at == "mixed":  # the order of the authors' code
+            return super().step(state, hood, batch, lr)
+        x_AD, v = state.x_AD, state.update
+        x_I = hood.exchange(x_AD)  # line 5: x^j
+        g_AD, loss_A = hood.gradient(x_AD, batch)  # line 4: g^ii
+        g_I = hood.cross_gradient(x_I, batch)  # lines 6-7: g^ji
+        g_AD = hood.cluster(
+            g_AD, g_I, self.alpha
+        )  # lines 8-12: g̃ = Σ (1-α) w_ji g^ji + α w_ij g^ij
+        v_AD, v = self.parts.update.step(v, g_AD, x_AD, lr, hood)  # line 13: v = βv - ηg̃
+        x_AD = hood.gossip(
+            x_AD, x_I, self.gamma, v_AD
+        )  # lines 14-15: x + v + γ Σ (w_ij - I_ij) x^j
+        return Stepped(state._replace(x_AD=x_AD, update=v), loss_A)
 
 
 def suffix(alpha: float) -> str:
     """What α adds to a label."""
     return "" if alpha == 1 else f" α={alpha:g}"
-
-
-NGC = Named(
-    "ngc",
-    "NGC",
-    Recipe(gradient=Clustering(), update=SGD(), averaging=Gossip()),
-    "Replaces each agent's gradient by the mean of those seen in its neighbourhood. At alpha=0 the "
-    "cross-gradients are used where they are computed, and only models are sent. The "
-    "cross-gradients are added up as they arrive; they are never all in memory at once.",
-    without=("codec",),
-)

@@ -1,4 +1,4 @@
-"""The parts that recipes are made of: what each kind does, and the plainest of each kind.
+"""The parts that algorithms are made of: what each kind does, and the plainest of each kind.
 
 A part is frozen and has its hyper-parameters as fields. What it keeps from step to step is a
 NamedTuple of tensors created by `init`; every method takes that state and returns the next one
@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from parley.algorithms.base import (
@@ -37,15 +38,26 @@ class Nothing(NamedTuple):
 
 
 class Part(Checked):
-    """A rule that recipes are made of."""
+    """A rule that algorithms are made of."""
 
     model_config = CONFIG
 
+    slot: ClassVar[str]
+    """The kind of part: its place among `parley.algorithms.recipe.Parts`."""
     word: ClassVar[str] = ""
-    """Its word in the name of a recipe; empty for parts that names leave out."""
+    """Its word in the name of a combination; empty for parts that names leave out."""
     title: ClassVar[str] = ""
     alone: ClassVar[bool] = True
     """Whether its word names an algorithm by itself; otherwise ``dpsgd`` stands before it."""
+    needs: ClassVar[Property | None] = None
+    """The property that the mixing weights must have, if it is not being doubly stochastic."""
+    static: ClassVar[bool] = False
+    """Whether the graph must not change."""
+
+    @classmethod
+    def options(cls) -> dict[str, FieldInfo]:
+        """Its hyper-parameters by name."""
+        return cls.model_fields
 
 
 # --- gradients --------------------------------------------------------------------------------
@@ -62,34 +74,40 @@ class Found(NamedTuple):
 class GradientRule(Part, ABC):
     """Which gradient an agent steps along."""
 
-    looks_around: ClassVar[bool] = False
-    """Whether it needs the neighbours' models."""
-    needs: ClassVar[Property] = "doubly-stochastic"
-    """The property that the mixing weights must have."""
+    slot = "gradient"
 
     @property
     def suffix(self) -> str:
-        """What it adds to the label of a recipe."""
+        """What it adds to the label of an algorithm."""
         return ""
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> Any:
         """Its state before the first step."""
         return Nothing()
 
+
+class OwnGradientRule(GradientRule, ABC):
+    """A rule for which an agent needs nothing but its own model and data."""
+
+    @abstractmethod
+    def apply(self, state: Any, at_AD: Tensor, hood: Neighbourhood, batch: Batch) -> Found:
+        """The gradients at `at_AD`."""
+
+
+class CrossGradientRule(GradientRule, ABC):
+    """A rule for which an agent needs its neighbours' models."""
+
     @abstractmethod
     def apply(
-        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
+        self, state: Any, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
-        """The gradients, with self-gradients at `at_AD`; `x_I` are the neighbours' models, for
-        rules that need them."""
+        """The gradients, with self-gradients at `at_AD`; `x_I` are the neighbours' models."""
 
 
-class Own(GradientRule):
+class Own(OwnGradientRule):
     """The gradient of the agent's own model on its own data."""
 
-    def apply(
-        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
-    ) -> Found:
+    def apply(self, state: Any, at_AD: Tensor, hood: Neighbourhood, batch: Batch) -> Found:
         """g^ii."""
         return Found(*hood.gradient(at_AD, batch), state)
 
@@ -100,10 +118,9 @@ class Own(GradientRule):
 class UpdateRule(Part, ABC):
     """The step that follows from a gradient."""
 
+    slot = "update"
     scale_free: ClassVar[bool] = False
     """Whether its steps stay the same if all gradients are multiplied by a number."""
-    learns_from_averages: ClassVar[bool] = False
-    """Whether `settle` reads anything off the averaged models, after each round of local steps."""
 
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
@@ -116,13 +133,17 @@ class UpdateRule(Part, ABC):
     def step(
         self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float, hood: Neighbourhood
     ) -> tuple[Tensor, Any]:
-        """`apply`, and whatever needs to know about the model beside its numbers."""
+        """`apply`, and all that depends on the model beside its numbers."""
         return self.apply(state, g_AD, at_AD, lr)
 
+
+class FollowingRule(UpdateRule, ABC):
+    """An update rule that follows how averaging moves the models."""
+
+    @abstractmethod
     def settle(self, state: Any, old_AD: Tensor, new_AD: Tensor, lr: float | Tensor) -> Any:
         """Updates its state once all is averaged, from how the models have moved since the last
         averaging; `lr` is the learning rate, or with local steps the sum of them, [A, 1]."""
-        return state
 
 
 class DecayingRule(UpdateRule, ABC):
@@ -151,11 +172,20 @@ class Velocity(NamedTuple):
     v_AD: Tensor
 
 
-class SGD(DecayingRule):
-    """Stochastic gradient descent with heavy-ball or Nesterov momentum."""
+class SGDOptions(Checked):
+    """The hyper-parameters of SGD: of the part, and of the algorithms that contain it."""
 
+    model_config = CONFIG
+
+    weight_decay: WeightDecay = 0.0
+    decoupled: Decoupled = False
+    decay_on: DecayOn = "all"
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
+
+
+class SGD(SGDOptions, DecayingRule):
+    """Stochastic gradient descent with heavy-ball or Nesterov momentum."""
 
     def init(self, x_AD: Tensor) -> Velocity:
         """Momentum starts at zero."""
@@ -184,25 +214,28 @@ TRACKED = Channel("cross_gradients", 1)
 
 
 class Sent(NamedTuple):
-    """Values on their way to the neighbours, and what the neighbours have sent."""
+    """Values on their way to the neighbours, and the neighbours' own."""
 
     own_AD: Tensor
     """The hosted agents' values as their receivers decode them."""
     heard_I: Mail | None
-    """What the neighbours have sent, if they send before the averaging."""
-    known_I: Mail | None
-    """The neighbours' values, if they are known exactly."""
+    """The neighbours' values, if they are sent before the averaging."""
+
+
+@lru_cache
+def _codec(spec: str, sizes: tuple[int, ...]) -> Codec:
+    return codecs.build(spec, sizes)
+
+
+def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, channel: Channel) -> tuple[Tensor, Mail]:
+    """Sends encoded values: returns them as receivers decode them, and what arrives."""
+    return hood.publish(x_AD, _codec(spec, tuple(hood.sizes)), channel.kind, channel.stream)
 
 
 class AveragingRule(Part, ABC):
     """How values are averaged with the neighbours'."""
 
-    static: ClassVar[bool] = False
-    """Whether the graph must not change."""
-    tells_values: ClassVar[bool] = True
-    """Whether neighbours get to know the values, or only parts of them."""
-    keeps_sums: ClassVar[bool] = True
-    """Whether the sum of all agents' values is preserved."""
+    slot = "averaging"
     gamma: Rate = 1.0
 
     @property
@@ -242,14 +275,31 @@ class AveragingRule(Part, ABC):
         return state
 
 
-class Gossip(AveragingRule):
-    """Averages with the neighbours' values, x + γ Σ_j (w_ij - I_ij) C(x^j)."""
+class TellingRule(AveragingRule, ABC):
+    """An averaging rule by which agents get to know their neighbours' values, and not only parts of
+    them: gradients can be taken there."""
 
-    word = "gossip"
-    title = "Gossip"
+    @abstractmethod
+    def known(self, state: Any, sent: Sent, hood: Neighbourhood) -> OnEdges:
+        """The neighbours' values, as they are known once `send` has been called."""
 
+
+class ConservingRule(AveragingRule, ABC):
+    """An averaging rule that preserves the sum of all agents' values, as push-sum requires."""
+
+
+class GossipOptions(Checked):
+    """The hyper-parameters of gossip: of the part, and of the algorithms that contain it."""
+
+    model_config = CONFIG
+
+    gamma: Rate = 1.0
     codec: CodecSpec = "dense"
     """C, how values are encoded."""
+
+
+class ExchangeRule(GossipOptions, TellingRule, ABC):
+    """An averaging rule for which all values are sent; `combine` says what is made of them."""
 
     @property
     def gossip_rate(self) -> float:
@@ -257,40 +307,48 @@ class Gossip(AveragingRule):
         return self.gamma
 
     def send(
-        self, state: Nothing, x_AD: Tensor, hood: Neighbourhood, channel: Channel
-    ) -> tuple[Sent, Nothing]:
+        self, state: Any, x_AD: Tensor, hood: Neighbourhood, channel: Channel
+    ) -> tuple[Sent, Any]:
         """Sends all values; an agent uses what it sent in place of its own value too."""
-        q_AD, q_I = publish(x_AD, hood, self.codec, channel)
-        return Sent(q_AD, q_I, q_I), state
+        return Sent(*publish(x_AD, hood, self.codec, channel)), state
 
-    def mix(
-        self, state: Nothing, x_AD: Tensor, sent: Sent, hood: Neighbourhood
-    ) -> tuple[Tensor, Nothing]:
+    def known(self, state: Any, sent: Sent, hood: Neighbourhood) -> OnEdges:
+        """What they have sent."""
+        return heard(sent)
+
+    @abstractmethod
+    def combine(self, x_AD: Tensor, x_I: OnEdges, hood: Neighbourhood) -> Tensor:
+        """Each agent's value combined with its neighbours'."""
+
+    def mix(self, state: Any, x_AD: Tensor, sent: Sent, hood: Neighbourhood) -> tuple[Tensor, Any]:
+        """The combined values, with the agent's own rounding added back."""
+        mixed_AD = self.combine(sent.own_AD, heard(sent), hood)
+        return (mixed_AD if sent.own_AD is x_AD else mixed_AD + (x_AD - sent.own_AD)), state
+
+
+class Gossip(ExchangeRule, ConservingRule):
+    """Averages with the neighbours' values, x + γ Σ_j (w_ij - I_ij) C(x^j)."""
+
+    word = "gossip"
+    title = "Gossip"
+
+    def combine(self, x_AD: Tensor, x_I: OnEdges, hood: Neighbourhood) -> Tensor:
         """One gossip step."""
-        q_AD, q_I, _ = sent
-        assert q_I is not None
-        mixed_AD = hood.gossip(q_AD, q_I, self.gamma)
-        return (mixed_AD if q_AD is x_AD else mixed_AD + (x_AD - q_AD)), state
+        return hood.gossip(x_AD, x_I, self.gamma)
 
     def mix_and_move(
         self, state: Nothing, x_AD: Tensor, d_AD: Tensor, sent: Sent, hood: Neighbourhood
     ) -> tuple[Tensor, Nothing]:
         """The same in one pass over memory, where values are sent as they are."""
-        q_AD, q_I, _ = sent
-        if q_AD is not x_AD or type(self).mix is not Gossip.mix:  # or a part averages differently
+        if sent.own_AD is not x_AD:
             return super().mix_and_move(state, x_AD, d_AD, sent, hood)
-        assert q_I is not None
-        return hood.gossip(q_AD, q_I, self.gamma, d_AD), state
+        return hood.gossip(x_AD, heard(sent), self.gamma, d_AD), state
 
 
-@lru_cache
-def _codec(spec: str, sizes: tuple[int, ...]) -> Codec:
-    return codecs.build(spec, sizes)
-
-
-def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, channel: Channel) -> tuple[Tensor, Mail]:
-    """Sends encoded values: returns them as receivers decode them, and what arrives."""
-    return hood.publish(x_AD, _codec(spec, tuple(hood.sizes)), channel.kind, channel.stream)
+def heard(sent: Sent) -> Mail:
+    """What the neighbours have sent, where they send before the averaging."""
+    assert sent.heard_I is not None
+    return sent.heard_I
 
 
 # --- optional parts ---------------------------------------------------------------------------
@@ -299,6 +357,8 @@ def publish(x_AD: Tensor, hood: Neighbourhood, spec: str, channel: Channel) -> t
 class ClippingRule(Part, ABC):
     """A bound on the gradients, after their correction and before the update."""
 
+    slot = "clipping"
+
     @abstractmethod
     def apply(self, g_AD: Tensor) -> Tensor:
         """The gradients within the bound."""
@@ -306,6 +366,8 @@ class ClippingRule(Part, ABC):
 
 class Correction(Part, ABC):
     """A correction of the gradients that uses the neighbours'."""
+
+    slot = "correction"
 
     @abstractmethod
     def init(self, x_AD: Tensor, hood: Neighbourhood, averaging: AveragingRule) -> Any:
@@ -318,8 +380,8 @@ class Correction(Part, ABC):
         """The gradients to step along."""
 
 
-class Weighed(NamedTuple):
-    """What is averaged in place of the models when de-biasing."""
+class Weighted(NamedTuple):
+    """Values that are averaged in place of the models when de-biasing."""
 
     n_AD: Tensor
     by_I1: Tensor | None
@@ -330,7 +392,7 @@ class Weighed(NamedTuple):
 class Debias(Part, ABC):
     """Undoes the bias of an averaging whose weights do not sum to 1 at every agent."""
 
-    needs: ClassVar[Property]
+    slot = "debias"
 
     @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
@@ -339,9 +401,9 @@ class Debias(Part, ABC):
     @abstractmethod
     def weigh(
         self, state: Any, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
-    ) -> Weighed:
-        """What is averaged in place of the models, at this rate; with `edges` also what is needed
-        to recover the neighbours' models."""
+    ) -> Weighted:
+        """The values to average in place of the models, at this rate; with `edges` also the numbers
+        that recover the neighbours' models."""
 
     @abstractmethod
     def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:
@@ -349,4 +411,26 @@ class Debias(Part, ABC):
 
     @abstractmethod
     def local(self, state: Any, x_AD: Tensor, d_AD: Tensor) -> Tensor:
-        """The models after a step that nobody is told about."""
+        """The models after a step between two averagings."""
+
+
+class Unbiased(Debias):
+    """Weights that sum to 1: there is nothing to undo."""
+
+    def init(self, x_AD: Tensor) -> tuple[()]:
+        """Nothing is kept."""
+        return ()
+
+    def weigh(
+        self, state: Any, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
+    ) -> Weighted:
+        """The models themselves."""
+        return Weighted(x_AD, None, state)
+
+    def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:
+        """They are the models."""
+        return n_AD
+
+    def local(self, state: Any, x_AD: Tensor, d_AD: Tensor) -> Tensor:
+        """x + d."""
+        return x_AD + d_AD

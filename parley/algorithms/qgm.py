@@ -10,15 +10,16 @@ movement is then divided by the sum of its η. β `momentum`, μ `mu`, η `lr`, 
 `local_steps`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import Momentum
-from parley.algorithms.parts import DecayingRule, Gossip, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import CONFIG, DecayOn, Decoupled, LocalSteps, Momentum, WeightDecay
+from parley.algorithms.parts import DecayingRule, FollowingRule, GossipOptions
+from parley.algorithms.recipe import Combination
+from parley.validation import Checked
 
 
 class Direction(NamedTuple):
@@ -27,17 +28,26 @@ class Direction(NamedTuple):
     m_AD: Tensor
 
 
-class QuasiGlobal(DecayingRule):
-    """QGM's update rule."""
+class QGMOptions(Checked):
+    """The hyper-parameters of QGM: of the part, and of the algorithm."""
 
-    word = "qgm"
-    title = "QGM"
+    model_config = CONFIG
+
+    weight_decay: WeightDecay = 0.0
+    decoupled: Decoupled = False
+    decay_on: DecayOn = "all"
     momentum: Momentum = 0.9
     mu: float = Field(0.9, ge=0, lt=1)
     """μ, how slowly the momentum follows the models."""
     nesterov: bool = True
     """True: the step is -η(g + βm). False: it is -ηm."""
-    learns_from_averages: ClassVar[bool] = True
+
+
+class QuasiGlobal(QGMOptions, FollowingRule, DecayingRule):
+    """QGM's update rule."""
+
+    word = "qgm"
+    title = "QGM"
 
     def init(self, x_AD: Tensor) -> Direction:
         """Momentum starts at zero."""
@@ -57,9 +67,11 @@ class QuasiGlobal(DecayingRule):
         return Direction(torch.lerp((old_AD - new_AD) / lr, state.m_AD, self.mu))
 
 
-QGM = Named(
-    "qgm",
-    "QGM",
-    Recipe(gradient=Own(), update=QuasiGlobal(), averaging=Gossip()),
-    "D-PSGD whose momentum follows how the averaged models move.",
-)
+class QGM(GossipOptions, QGMOptions, Combination):
+    """D-PSGD whose momentum follows how the averaged models move."""
+
+    name = "qgm"
+    title = "QGM"
+    made_of = (QuasiGlobal,)
+
+    local_steps: LocalSteps = 1

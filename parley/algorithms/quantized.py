@@ -9,12 +9,17 @@ An agent uses what it sent in place of its own value, so the mean over agents is
 C `codec`, η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.parts import SGD, Gossip, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import CodecSpec, LocalSteps
+from parley.algorithms.parts import GossipOptions, SGDOptions
+from parley.algorithms.recipe import Combination
 
-Quantized = Named(
-    "quantized",
-    "Quantized D-PSGD",
-    Recipe(gradient=Own(), update=SGD(), averaging=Gossip(codec="qsgd:8")),
-    "D-PSGD with messages of 8 bits per entry, or as set by codec.",
-)
+
+class Quantized(GossipOptions, SGDOptions, Combination):
+    """D-PSGD with messages of 8 bits per entry, or as set by codec."""
+
+    name = "quantized"
+    title = "Quantized D-PSGD"
+
+    codec: CodecSpec = "qsgd:8"
+    """C, how values are encoded."""
+    local_steps: LocalSteps = 1

@@ -2,53 +2,52 @@
 
     g  = gradient(x)        own, NGC's clusters or CGA's projection; as it is, or tracked
     d  = update(g)          SGD with momentum, Adam, Lion or quasi-global momentum; g may be clipped
-    x⁺ = average(x + d)     gossip, CHOCO, DeepSqueeze or AdaGossip; with push-sum or without
-    x⁺ = average(x) + d     where the gradient needs the neighbours' models, or the mixed one, first
 
-`Recipe` holds the parts and is the algorithm; `Named` is a recipe under a name, with a flat list of
-hyper-parameters. Axes: A agents hosted here, I their incoming edges, D flat parameters.
+and one of three orders, each a function below:
+
+    x⁺ = average(x + d)             `step_then_average`
+    x⁺ = average(x) + d             `average_then_step`, where g needs the neighbours' models
+    x⁺ = x̄ + d(x̄), x̄ = average(x)   `step_from_average`, where g is taken at the averaged model
+
+Their order of calls is also the order of messages: nothing is waited for until everything that does
+not depend on it has been computed. Axes: A agents hosted here, I their incoming edges, D flat
+parameters.
 """
 
-from collections.abc import Iterator
-from copy import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import model_validator
 from torch import Tensor
 
-from parley.algorithms.base import (
-    Algorithm,
-    GradientAt,
-    LocalSteps,
-    Stepped,
-    choices_as_run,
-)
+from parley.algorithms.base import Algorithm, Stepped
 from parley.algorithms.parts import (
     MODELS,
     SGD,
     AveragingRule,
     ClippingRule,
     Correction,
+    CrossGradientRule,
     Debias,
+    FollowingRule,
+    Found,
     Gossip,
     GradientRule,
     Own,
+    OwnGradientRule,
     Part,
+    TellingRule,
+    Unbiased,
     UpdateRule,
 )
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.graphs import Property
-from parley.neighbourhood import Neighbourhood
-
-PARTS = ("update", "averaging", "gradient", "correction", "clipping", "debias")
-"""The fields of a recipe that hold parts, in the order in which their options are listed."""
+from parley.neighbourhood import Neighbourhood, OnEdges
 
 
 class Round(NamedTuple):
-    """A round of local steps so far, for an update rule that learns from whole rounds."""
+    """A round of local steps so far, for an update rule that follows averages."""
 
     start_AD: Tensor
     """The models at its start."""
@@ -71,362 +70,269 @@ class State(NamedTuple):
     averaging: Any
     debias: Any
     round: Any = ()
-    """A `Round`, if the update rule learns from rounds of several steps."""
+    """A `Round`, if the update rule follows rounds of several steps."""
 
 
-class Recipe(Algorithm):
-    """An algorithm made of parts.
+class Parts(NamedTuple):
+    """The parts of an algorithm, in the order in which a name has their words."""
 
-    Equal parts make equal recipes, whatever they are called.
+    gradient: GradientRule = Own()
+    correction: Correction | None = None
+    clipping: ClippingRule | None = None
+    update: UpdateRule = SGD()
+    averaging: AveragingRule = Gossip()
+    debias: Debias = Unbiased()
 
-    >>> from parley.algorithms import Clustering, QuasiGlobal, build
-    >>> recipe = Recipe(gradient=Clustering(alpha=0.5), update=QuasiGlobal())
-    >>> recipe == build("ngc+qgm", {"alpha": 0.5})
-    True
-    >>> recipe.name, recipe.label, recipe.alpha
-    ('ngc+qgm', 'NGC + QGM α=0.5', 0.5)
-    """
-
-    gradient: SerializeAsAny[GradientRule] = Own()
-    correction: SerializeAsAny[Correction] | None = None
-    clipping: SerializeAsAny[ClippingRule] | None = None
-    update: SerializeAsAny[UpdateRule] = SGD()
-    averaging: SerializeAsAny[AveragingRule] = Gossip()
-    debias: SerializeAsAny[Debias] | None = None
-    gradient_at: GradientAt = "own"
-    local_steps: LocalSteps = 1
-    called: Any = Field(None, exclude=True, repr=False)
-    """The `Named` that created it; otherwise the name follows from the parts."""
-
-    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, in_rounds: bool) -> State:
         """The models, and the state of each part."""
         return State(
             x_AD,
             self.gradient.init(x_AD, hood),
             self.correction.init(x_AD, hood, self.averaging) if self.correction else (),
             self.update.init(x_AD),
-            self.averaging.init(x_AD, hood, apart, self.gradient.looks_around),
-            self.debias.init(x_AD) if self.debias else (),
-            Round.at(x_AD) if self._learns_from_rounds else (),
+            self.averaging.init(x_AD, hood, apart, isinstance(self.gradient, CrossGradientRule)),
+            self.debias.init(x_AD),
+            Round.at(x_AD) if in_rounds and isinstance(self.update, FollowingRule) else (),
         )
 
-    @property
-    def looks_around(self) -> bool:
-        """Whether gradients are computed at the neighbours' models too."""
-        return self.gradient.looks_around
+    def own_gradient(self, state: State, at_AD: Tensor, hood: Neighbourhood, batch: Batch) -> Found:
+        """The gradient, for a rule that needs no neighbours."""
+        assert isinstance(self.gradient, OwnGradientRule)
+        return self.gradient.apply(state.gradient, at_AD, hood, batch)
 
-    @property
-    def _learns_from_rounds(self) -> bool:
-        return self.update.learns_from_averages and self.local_steps > 1
+    def cross_gradient(
+        self, state: State, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
+    ) -> Found:
+        """The gradient, for a rule that needs the neighbours' models."""
+        assert isinstance(self.gradient, CrossGradientRule)
+        return self.gradient.apply(state.gradient, at_AD, x_I, hood, batch)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """One iteration. The order of calls is also the order of messages: nothing is waited for
-        until everything that does not depend on it has been computed."""
-        if (batch.step + 1) % self.local_steps:
-            return self._alone(state, hood, batch, lr)
-        x_AD, gradient, correction, update, averaging, debias, so_far = state
-        n_AD, by_I1 = x_AD, None
-        if self.debias:
-            rate, edges = self.averaging.gamma, self.gradient.looks_around
-            n_AD, by_I1, debias = self.debias.weigh(debias, x_AD, hood, rate, edges)
-        at_AD, x_I, sent = x_AD, None, None
-        average_first = self.gradient.looks_around or self.gradient_at == "mixed"
-        if average_first:
-            sent, averaging = self.averaging.send(averaging, n_AD, hood, MODELS)
-            if self.gradient.looks_around:
-                assert sent.known_I is not None
-                x_I = sent.known_I if by_I1 is None else hood.divided(sent.known_I, by_I1)
-        if self.gradient_at == "mixed":
-            assert sent is not None
-            n_AD, averaging = self.averaging.mix(averaging, n_AD, sent, hood)
-            at_AD = n_AD
-        g_AD, loss_A, gradient = self.gradient.apply(gradient, at_AD, x_I, hood, batch)
+    def descend(
+        self, state: State, found: Found, at_AD: Tensor, lr: float, hood: Neighbourhood
+    ) -> tuple[Tensor, State]:
+        """What to add to the models: the gradient, corrected and clipped, as the update rule has
+        it."""
+        g_AD, _, gradient = found
+        correction = state.correction
         if self.correction:
             g_AD, correction = self.correction.apply(correction, g_AD, hood, self.averaging)
         if self.clipping:
             g_AD = self.clipping.apply(g_AD)
-        d_AD, update = self.update.step(update, g_AD, at_AD, lr, hood)
-        if not average_first:
-            n_AD = n_AD + d_AD
-            sent, averaging = self.averaging.send(averaging, n_AD, hood, MODELS)
-        assert sent is not None
-        if self.gradient_at == "mixed":
-            n_AD = n_AD + d_AD
-        elif average_first:
-            n_AD, averaging = self.averaging.mix_and_move(averaging, n_AD, d_AD, sent, hood)
-        else:
-            n_AD, averaging = self.averaging.mix(averaging, n_AD, sent, hood)
-        averaging = self.averaging.share(averaging, n_AD, hood, MODELS)
-        new_AD = self.debias.unweigh(debias, n_AD) if self.debias else n_AD
-        if self._learns_from_rounds:
-            rates_A1 = (so_far.rates_A + lr)[:, None]
-            update = self.update.settle(update, so_far.start_AD, new_AD, rates_A1)
-            so_far = Round.at(new_AD)
-        else:
-            update = self.update.settle(update, x_AD, new_AD, lr)
-        new = State(new_AD, gradient, correction, update, averaging, debias, so_far)
-        return Stepped(new, loss_A)
+        d_AD, update = self.update.step(state.update, g_AD, at_AD, lr, hood)
+        return d_AD, state._replace(gradient=gradient, correction=correction, update=update)
 
-    def _alone(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """A local step: nobody sends anything."""
-        x_AD = state.x_AD
-        g_AD, loss_A, gradient = self.gradient.apply(state.gradient, x_AD, None, hood, batch)
-        if self.clipping:
-            g_AD = self.clipping.apply(g_AD)
-        d_AD, update = self.update.step(state.update, g_AD, x_AD, lr, hood)
-        new_AD = self.debias.local(state.debias, x_AD, d_AD) if self.debias else x_AD + d_AD
-        so_far = state.round
-        if self._learns_from_rounds:
-            so_far = so_far._replace(rates_A=so_far.rates_A + lr)
-        new = state._replace(x_AD=new_AD, gradient=gradient, update=update, round=so_far)
-        return Stepped(new, loss_A)
+    def averaged(
+        self, state: State, averaging: Any, n_AD: Tensor, lr: float, hood: Neighbourhood
+    ) -> State:
+        """The state with the averaged models, which the update rule may follow."""
+        averaging = self.averaging.share(averaging, n_AD, hood, MODELS)
+        x_AD = self.debias.unweigh(state.debias, n_AD)
+        new = state._replace(x_AD=x_AD, averaging=averaging)
+        if not isinstance(self.update, FollowingRule):
+            return new
+        if not state.round:
+            return new._replace(update=self.update.settle(state.update, state.x_AD, x_AD, lr))
+        start_AD, rates_A = state.round
+        update = self.update.settle(state.update, start_AD, x_AD, (rates_A + lr)[:, None])
+        return new._replace(update=update, round=Round.at(x_AD))
+
+
+# --- the orders of a step ---------------------------------------------------------------------
+
+
+def step_then_average(
+    parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float
+) -> Stepped:
+    """x⁺ = average(x + d), where an agent's gradient needs nothing of its neighbours."""
+    n_AD, _, debias = parts.debias.weigh(
+        state.debias, state.x_AD, hood, parts.averaging.gamma, edges=False
+    )
+    found = parts.own_gradient(state, state.x_AD, hood, batch)
+    d_AD, state = parts.descend(state._replace(debias=debias), found, state.x_AD, lr, hood)
+    n_AD = n_AD + d_AD
+    sent, averaging = parts.averaging.send(state.averaging, n_AD, hood, MODELS)
+    n_AD, averaging = parts.averaging.mix(averaging, n_AD, sent, hood)
+    return Stepped(parts.averaged(state, averaging, n_AD, lr, hood), found.loss_A)
+
+
+def average_then_step(
+    parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float
+) -> Stepped:
+    """x⁺ = average(x) + d, where a gradient needs the neighbours' models: NGC's order."""
+    assert isinstance(parts.averaging, TellingRule)
+    n_AD, by_I1, debias = parts.debias.weigh(
+        state.debias, state.x_AD, hood, parts.averaging.gamma, edges=True
+    )
+    sent, averaging = parts.averaging.send(state.averaging, n_AD, hood, MODELS)
+    x_I = parts.averaging.known(averaging, sent, hood)
+    x_I = x_I if by_I1 is None else hood.divided(x_I, by_I1)
+    found = parts.cross_gradient(state, state.x_AD, x_I, hood, batch)
+    d_AD, state = parts.descend(state._replace(debias=debias), found, state.x_AD, lr, hood)
+    n_AD, averaging = parts.averaging.mix_and_move(averaging, n_AD, d_AD, sent, hood)
+    return Stepped(parts.averaged(state, averaging, n_AD, lr, hood), found.loss_A)
+
+
+def step_from_average(
+    parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float
+) -> Stepped:
+    """x⁺ = x̄ + d(x̄): averages first, and takes its own gradient there. Cross-gradients stay at the
+    neighbours' models as they were sent."""
+    assert isinstance(parts.averaging, TellingRule)
+    sent, averaging = parts.averaging.send(state.averaging, state.x_AD, hood, MODELS)
+    at_AD, averaging = parts.averaging.mix(averaging, state.x_AD, sent, hood)
+    if isinstance(parts.gradient, CrossGradientRule):
+        x_I = parts.averaging.known(averaging, sent, hood)
+        found = parts.cross_gradient(state, at_AD, x_I, hood, batch)
+    else:
+        found = parts.own_gradient(state, at_AD, hood, batch)
+    d_AD, state = parts.descend(state, found, at_AD, lr, hood)
+    return Stepped(parts.averaged(state, averaging, at_AD + d_AD, lr, hood), found.loss_A)
+
+
+def local_step(parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+    """A step between two averagings: no agent sends anything."""
+    found = parts.own_gradient(state, state.x_AD, hood, batch)
+    d_AD, new = parts.descend(state, found, state.x_AD, lr, hood)
+    so_far = new.round and new.round._replace(rates_A=new.round.rates_A + lr)
+    x_AD = parts.debias.local(state.debias, state.x_AD, d_AD)
+    return Stepped(new._replace(x_AD=x_AD, round=so_far), found.loss_A)
+
+
+# --- the algorithm ----------------------------------------------------------------------------
+
+
+class Combination(Algorithm):
+    """An algorithm made of parts, whose hyper-parameters are its own fields.
+
+    A subclass names its parts in `made_of` and has a field for each of their hyper-parameters that
+    is an option; the others keep the part's default. Algorithms of equal parts are equal, whatever
+    they are called.
+
+    >>> from parley.algorithms import Clustering, QuasiGlobal, Recipe, build
+    >>> made = Recipe(gradient=Clustering(alpha=0.5), update=QuasiGlobal())
+    >>> made == build("ngc+qgm", {"alpha": 0.5})
+    True
+    >>> made.name, made.label, made.parts.gradient
+    ('ngc+qgm', 'NGC + QGM α=0.5', Clustering(alpha=0.5))
+    """
+
+    made_of: ClassVar[tuple[type[Part], ...]] = ()
+    """Its parts, as far as they are not the agent's own gradient, SGD and gossip."""
+    kinds: ClassVar[dict[str, type[Part]]] = {}
+    """All of them, by their slot."""
+    again: ClassVar[Callable[[], type["Combination"]] | None] = None
+    """Makes this class once more in a different process, if no module has it."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.contain(cls.made_of)
+
+    @classmethod
+    def contain(cls, parts: Sequence[type[Part]]) -> None:
+        """Notes its parts, and all that follows from them."""
+        cls.made_of, cls.kinds = tuple(parts), kinds_of(parts)
+        needs = (cls.kinds[slot].needs for slot in reversed(Parts._fields) if slot in cls.kinds)
+        cls.needs = next(filter(None, needs), Algorithm.needs)
+        cls.static = any(part.static for part in cls.kinds.values())
+        cls.gradients_per_edge = int(issubclass(cls.kinds["gradient"], CrossGradientRule))
+        cls.no_local_steps = no_local_steps(cls.kinds)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts, with their hyper-parameters."""
+        mine = self.settings()
+        made: dict[str, Any] = {
+            slot: part(**{name: mine[name] for name in part.options() if name in mine})
+            for slot, part in self.kinds.items()
+        }
+        return Parts(**made)
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
+        """The models, and the state of each part."""
+        return self.parts.init(x_AD, hood, apart, in_rounds=self.round_steps > 1)
+
+    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+        """One iteration."""
+        if (batch.step + 1) % self.round_steps:
+            return local_step(self.parts, state, hood, batch, lr)
+        if self.mixes_first:
+            return step_from_average(self.parts, state, hood, batch, lr)
+        if self.gradients_per_edge:
+            return average_then_step(self.parts, state, hood, batch, lr)
+        return step_then_average(self.parts, state, hood, batch, lr)
+
+    @property
+    def mixes_first(self) -> bool:
+        """Whether gradients are taken at the averaged models."""
+        return getattr(self, "gradient_at", "own") == "mixed"
 
     @property
     def is_scale_free(self) -> bool:
         """As its update rule is."""
-        return self.update.scale_free
+        return self.parts.update.scale_free
 
     @property
     def round_steps(self) -> int:
         """Models are averaged after τ steps."""
-        return self.local_steps
+        return int(getattr(self, "local_steps", 1))
 
     @property
     def fixed_rate(self) -> str:
         """Every averaging rule has a rate."""
         return ""
 
-    def with_rate(self, factor: float) -> "Recipe":
-        """The same at another averaging rate, γ times `factor`."""
-        gamma = self.averaging.gamma * factor
-        averaging = self.averaging.model_copy(update={"gamma": gamma})
-        return self.model_copy(update={"averaging": averaging})
-
-    @property
-    def no_local_steps(self) -> str:  # type: ignore[override]
-        """Why it cannot take several steps from one averaging to the next, if it cannot."""
-        if self.gradient.looks_around:
-            word = self.gradient.word
-            return f"{word} takes gradients at the neighbours' models, which every step has to send"
-        if self.correction:
-            return "tracked gradients are sent in every step; kgt tracks them over local steps"
-        if self.gradient_at == "mixed":
-            return "gradient_at=mixed averages before each step"
-        return ""
-
-    def parts(self) -> Iterator[tuple[str, Part]]:
-        """The parts that are present, by field."""
-        return ((field, part) for field in PARTS if (part := getattr(self, field)) is not None)
-
-    def values(self, given: bool = False) -> dict[str, Any]:
-        """The hyper-parameters of all parts in one dict: all, or only those that were given."""
-        found: dict[str, Any] = {}
-        if not given or "gradient_at" in self.model_fields_set:
-            found["gradient_at"] = self.gradient_at
-        if not given or "local_steps" in self.model_fields_set:
-            found["local_steps"] = self.local_steps
-        for _, part in self.parts():
-            found |= part.model_dump(exclude_unset=given)
-        return found
-
-    def settings(self, given: bool = False) -> dict[str, Any]:
-        """The values of the options that a recipe of this name has."""
-        named, values = self.kind, self.values(given)
-        set_by_name = named.recipe.values(given=True).items() if given else ()
-        return {
-            k: values[k]
-            for k in named.options()
-            if k in values and (k, values[k]) not in set_by_name
-        }
-
-    @property
-    def kind(self) -> "Named":
-        """The named recipe it corresponds to."""
-        from parley import algorithms  # the table of names, which imports this file
-
-        return self.called or algorithms.name_of(self)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The name it was created with, or that of its parts."""
-        return self.kind.name
-
-    @property
-    def title(self) -> str:  # type: ignore[override]
-        """The name as people write it."""
-        return self.kind.title
-
-    @property
-    def needs(self) -> Property:  # type: ignore[override]
-        """The property that the mixing weights must have."""
-        return self.debias.needs if self.debias else self.gradient.needs
-
-    @property
-    def static(self) -> bool:  # type: ignore[override]
-        """Whether the graph must not change."""
-        return self.averaging.static
-
     @property
     def label(self) -> str:
         """A short name for tables and plots."""
-        return self.title + self.gradient.suffix
+        return self.title + self.parts.gradient.suffix
 
     @property
     def gossip_rate(self) -> float:
         """The averaging rate of the extra gossip rounds in evaluation."""
-        return self.averaging.gossip_rate
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """The hyper-parameters of the parts can be read as attributes of the recipe."""
-            if name not in PARTS and not name.startswith("_"):
-                for _, part in self.parts():
-                    if name in type(part).model_fields:
-                        return getattr(part, name)
-            return super().__getattr__(name)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipe) and self._made_of() == other._made_of()
-
-    def __hash__(self) -> int:
-        return hash(self._made_of())
-
-    def _made_of(self) -> tuple[Any, ...]:
-        return (*(getattr(self, field) for field in PARTS), self.gradient_at, self.local_steps)
-
-    @classmethod
-    def choices_as_run(cls) -> dict[str, Any]:
-        """Only a named recipe has them."""
-        raise BadValue("variant", "as-run", "a named recipe, such as NGC.as_run()")
+        return self.parts.averaging.gossip_rate
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "Recipe":
-        """Refuses parts that cannot work together, and says why."""
-        gradient, averaging = self.gradient.word, self.averaging.word
-        if self.gradient.looks_around and not self.averaging.tells_values:
-            because = (
-                f"{gradient} needs the neighbours' models, but {averaging} sends only parts of them"
-            )
-            valid = f"{gradient} with gossip, choco or adagossip"
-            raise BadValue("algorithm", spelled(self), valid, because)
-        if self.debias and self.gradient.needs == "symmetric":
-            because = f"{gradient} needs symmetric weights, for which push-sum has no effect"
-            valid = "push-sum with an agent's own gradient, ngc or compngc"
-            raise BadValue("algorithm", spelled(self), valid, because)
-        if self.debias and not self.averaging.keeps_sums:
-            because = (
-                f"push-sum relies on the sum of all models, which {averaging} does not preserve"
-            )
-            valid = "push-sum with gossip, choco or deepsqueeze"
-            raise BadValue("algorithm", spelled(self), valid, because)
-        plain = self.averaging == Gossip(gamma=self.averaging.gamma) and type(self.update) is SGD
-        if self.gradient_at == "mixed" and (not plain or self.correction or self.debias):
-            because = f"{spelled(self)} takes gradients at the agent's own model, then averages"
-            raise BadValue("gradient_at", "mixed", "own", because)
-        if self.local_steps > 1 and (because := self.no_local_steps):
-            raise BadValue("local_steps", self.local_steps, "1", because)
+    def _averages_after_local_steps(self) -> Self:
+        if self.mixes_first and self.round_steps > 1:
+            because = "gradient_at=mixed averages before each step"
+            raise BadValue("local_steps", self.round_steps, "1", because)
         return self
 
+    def __copy__(self) -> Self:
+        made = super().__copy__()
+        made.__dict__.pop("parts", None)  # a copy may get other hyper-parameters
+        return made
 
-def in_a_name(recipe: Recipe) -> list[Part]:
-    """The parts that a recipe is named after: defaults are left out."""
-    gradient = (recipe.gradient, recipe.correction, recipe.clipping)
-    parts = (*gradient, recipe.update, recipe.averaging, recipe.debias)
-    dense = recipe.averaging == Gossip(gamma=recipe.averaging.gamma)
-    silent = (Own, SGD, Gossip) if dense else (Own, SGD)
-    return [part for part in parts if part and type(part) not in silent] or [recipe.averaging]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self).again or type(self), self.settings(given=True))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Combination) and self._compared() == other._compared()
 
-def spelled(recipe: Recipe) -> str:
-    """The words of those parts joined by ``+``."""
-    parts = in_a_name(recipe)
-    words = [part.word or type(part).__name__.lower() for part in parts]
-    return "+".join(words if any(part.alone for part in parts) else [PLAIN, *words])
+    def __hash__(self) -> int:
+        return hash(self._compared())
 
-
-PLAIN = "dpsgd"
-"""What stands in a name for everything that the other words say nothing about."""
+    def _compared(self) -> tuple[Any, ...]:
+        return (self.parts, self.mixes_first, self.round_steps)
 
 
-@dataclass(frozen=True)
-class Named:
-    """A recipe under a name: call it with hyper-parameters to get the algorithm.
-
-    >>> from parley.algorithms import NGC
-    >>> NGC(alpha=0.5, momentum=0.9).label, NGC.options()["alpha"].default
-    ('NGC α=0.5', 1.0)
-    """
-
-    name: str
-    title: str
-    recipe: Recipe
-    """The parts; their values are the defaults."""
-    idea: str
-    without: tuple[str, ...] = ("gradient_at",)
-    """Hyper-parameters of the parts that are fixed rather than options here."""
-
-    @property
-    def needs(self) -> Property:
-        """The property that the mixing weights must have."""
-        return self.recipe.needs
-
-    @property
-    def static(self) -> bool:
-        """Whether the graph must not change."""
-        return self.recipe.static
-
-    @property
-    def no_local_steps(self) -> str:
-        """Why it cannot take several steps from one averaging to the next, if it cannot."""
-        return self.recipe.no_local_steps
-
-    def options(self) -> dict[str, FieldInfo]:
-        """The hyper-parameters by name: what flags, TOML keys and help are made from."""
-        found: dict[str, FieldInfo] = {}
-        for field, part in self.recipe.parts():
-            for name, info in type(part).model_fields.items():
-                value = getattr(part, name)
-                found[name] = info if value == info.default else _with_default(info, value)
-            if field == "averaging":
-                found["gradient_at"] = Recipe.model_fields["gradient_at"]
-                if not self.no_local_steps:
-                    found["local_steps"] = Recipe.model_fields["local_steps"]
-        return {name: info for name, info in found.items() if name not in self.without}
-
-    def about(self) -> str:
-        """The idea, in a few sentences."""
-        return self.idea
-
-    def __call__(self, **options: Any) -> Recipe:
-        """The algorithm with these hyper-parameters."""
-        known = self.options()
-        for name in options.keys() - known.keys():
-            because = f"{self.name} has no such option"
-            raise BadValue(name, options[name], ", ".join(known), because)
-        parts: dict[str, Any] = {}
-        for field, part in self.recipe.parts():
-            mine = {k: v for k, v in options.items() if k in type(part).model_fields}
-            parts[field] = type(part)(**part.model_dump(exclude_unset=True) | mine)
-        own = {k: v for k, v in options.items() if k in ("gradient_at", "local_steps")}
-        return Recipe(**parts, **own, called=self)
-
-    def as_run(self, **options: Any) -> Recipe:
-        """With the choices of the NGC authors' public code, then `options`."""
-        return self(**self.choices_as_run() | options)
-
-    def choices_as_run(self) -> dict[str, Any]:
-        """The choices of `AS_RUN` that apply; refused unless all of them can be set."""
-        return choices_as_run(self.name, self.options())
-
-    def fits(self, recipe: Recipe) -> bool:
-        """Whether this name, with some values of its options, stands for the recipe."""
-        mine, theirs = self.recipe.values(), recipe.values()
-        same = [type(getattr(self.recipe, f)) is type(getattr(recipe, f)) for f in PARTS]
-        return all(same) and all(mine[o] == theirs[o] for o in self.without if o in mine)
+def _restored(kind: Callable[..., Any], given: dict[str, Any]) -> Combination:
+    """An algorithm that was pickled."""
+    made: Combination = (kind if isinstance(kind, type) else kind())(**given)
+    return made
 
 
-def _with_default(info: FieldInfo, value: Any) -> FieldInfo:
-    other = copy(info)
-    other.default = value
-    return other
+def kinds_of(parts: Sequence[type[Part]]) -> dict[str, type[Part]]:
+    """These parts by their slot, and those that an algorithm has if none is named."""
+    every: tuple[type[Part], ...] = (Own, SGD, Gossip, *parts)
+    return {part.slot: part for part in every}
+
+
+def no_local_steps(kinds: dict[str, type[Part]]) -> str:
+    """Why these parts cannot take several steps from one averaging to the next, if they cannot."""
+    if issubclass(kinds["gradient"], CrossGradientRule):
+        word = kinds["gradient"].word
+        return f"{word} takes gradients at the neighbours' models, which every step has to send"
+    if "correction" in kinds:
+        return "tracked gradients are sent in every step; kgt tracks them over local steps"
+    return ""

@@ -15,12 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from parley.algorithms.base import MOST
-from parley.algorithms.parts import Found, GradientRule
+from parley.algorithms.parts import Found, OwnGradientRule
 from parley.data import Batch
-from parley.neighbourhood import Neighbourhood, OnEdges
+from parley.neighbourhood import Neighbourhood
 
 
-class SharpnessAware(GradientRule):
+class SharpnessAware(OwnGradientRule):
     """SAM's gradient rule."""
 
     word = "sam"
@@ -29,9 +29,7 @@ class SharpnessAware(GradientRule):
     rho: float = Field(0.05, gt=0, le=MOST)
     """ρ, how far uphill the second gradient is taken."""
 
-    def apply(
-        self, state: Any, at_AD: Tensor, x_I: OnEdges | None, hood: Neighbourhood, batch: Batch
-    ) -> Found:
+    def apply(self, state: Any, at_AD: Tensor, hood: Neighbourhood, batch: Batch) -> Found:
         """The loss is that of the model itself."""
         g_AD, loss_A = hood.gradient(at_AD, batch)
         size_A1 = g_AD.norm(dim=1, keepdim=True).clamp(min=1e-12)

@@ -11,14 +11,14 @@ z is the model; x and w start at z and 1. η `lr`, γ `gamma`. Axes: A agents ho
 incoming edges, D flat parameters.
 """
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from parley.algorithms.parts import SGD, Debias, Gossip, Own, Weighed
-from parley.algorithms.recipe import Named, Recipe
-from parley.graphs import Property
+from parley.algorithms.base import LocalSteps
+from parley.algorithms.parts import Debias, GossipOptions, SGDOptions, Weighted
+from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Neighbourhood
 
 
@@ -33,7 +33,7 @@ class PushSum(Debias):
 
     word = "push-sum"
     title = "Push-sum"
-    needs: ClassVar[Property] = "column-stochastic"
+    needs = "column-stochastic"
 
     def init(self, x_AD: Tensor) -> Weights:
         """Every agent has weight 1."""
@@ -41,12 +41,12 @@ class PushSum(Debias):
 
     def weigh(
         self, state: Weights, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
-    ) -> Weighed:
+    ) -> Weighted:
         """w z; w itself is averaged at the same rate."""
         w_A1 = state.w_A1
         w_I = hood.exchange(w_A1)
         new_A1 = torch.lerp(w_A1, hood.average(w_A1, w_I), rate)
-        return Weighed(w_A1 * x_AD, hood.collect(w_I) if edges else None, Weights(new_A1))
+        return Weighted(w_A1 * x_AD, hood.collect(w_I) if edges else None, Weights(new_A1))
 
     def unweigh(self, state: Weights, n_AD: Tensor) -> Tensor:
         """z = x / w."""
@@ -57,9 +57,11 @@ class PushSum(Debias):
         return x_AD + d_AD / state.w_A1
 
 
-SGP = Named(
-    "sgp",
-    "SGP",
-    Recipe(gradient=Own(), update=SGD(), averaging=Gossip(), debias=PushSum()),
-    "D-PSGD for directed graphs: weights that travel along with the models undo the bias.",
-)
+class SGP(GossipOptions, SGDOptions, Combination):
+    """D-PSGD for directed graphs: weights that travel along with the models undo the bias."""
+
+    name = "sgp"
+    title = "SGP"
+    made_of = (PushSum,)
+
+    local_steps: LocalSteps = 1

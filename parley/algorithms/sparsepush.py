@@ -10,14 +10,21 @@ averaging of what push-sum averages, numerator and weight at the same rate:
 C `codec`, η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.deepsqueeze import CompensatedGossip
-from parley.algorithms.parts import SGD, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.base import LocalSteps
+from parley.algorithms.deepsqueeze import CompensatedGossip, CompensatedGossipOptions
+from parley.algorithms.parts import SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.algorithms.sgp import PushSum
 
-SparsePush = Named(
-    "sparse-push",
-    "Sparse-Push",
-    Recipe(gradient=Own(), update=SGD(), averaging=CompensatedGossip(), debias=PushSum()),
-    "DeepSqueeze for directed graphs: compressed models, and weights that undo the bias.",
-)
+
+class SparsePush(CompensatedGossipOptions, SGDOptions, Combination):
+    """DeepSqueeze for directed graphs: compressed models, and weights that undo the bias."""
+
+    name = "sparse-push"
+    title = "Sparse-Push"
+    made_of = (
+        CompensatedGossip,
+        PushSum,
+    )
+
+    local_steps: LocalSteps = 1

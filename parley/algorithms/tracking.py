@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from parley.algorithms.parts import SGD, TRACKED, AveragingRule, Correction, Gossip, Own
-from parley.algorithms.recipe import Named, Recipe
+from parley.algorithms.parts import TRACKED, AveragingRule, Correction, GossipOptions, SGDOptions
+from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Neighbourhood
 
 
@@ -54,9 +54,9 @@ class Tracking(Correction):
         return y_AD, Tracked(y_AD, g_AD, kept)
 
 
-GradientTracking = Named(
-    "tracking",
-    "Gradient tracking",
-    Recipe(gradient=Own(), correction=Tracking(), update=SGD(), averaging=Gossip()),
-    "Steps along an estimate of all agents' mean gradient, which is sent along with the models.",
-)
+class GradientTracking(GossipOptions, SGDOptions, Combination):
+    """Steps along an estimate of all agents' mean gradient, which is sent along with the models."""
+
+    name = "tracking"
+    title = "Gradient tracking"
+    made_of = (Tracking,)

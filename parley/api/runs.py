@@ -209,7 +209,8 @@ def _described(
         options.setdefault("agents", graph.agents)
     elif own_data is not None:
         options.setdefault("agents", len(own_data))
-    allow_named({"model": model, "task": options.get("task")})  # the program itself has named them
+    named = {"model": model, "task": options.get("task"), "algorithm": algorithm}
+    allow_named(named)  # the program itself has named them
     schedules = {f: options[f] for f in ("lr_decay", "gamma_decay") if callable(options.get(f))}
     for name, schedule in schedules.items():
         check_function(name, schedule, "epoch", "epochs")

@@ -144,6 +144,7 @@ def _experiments(
     named: list[AlgorithmKind] = []
     for one in [algorithms] if isinstance(algorithms, str) else algorithms:
         if isinstance(one, str):
+            allow_named({"algorithm": one})
             methods = parse_algorithms(one)
             made = experiments_of(methods, options)
             chosen += [(m.key, e) for m, e in zip(methods, made, strict=True)]

@@ -268,7 +268,7 @@ def _list_each(
     """One line per preset, and what is left; returns the hours that will take."""
     left = [(order.seeds - row["done"], row["hours"]) for row in rows]
     runs = sum(seeds for seeds, _ in left)
-    hours = sum(seeds * hours for seeds, hours in left) / max(1, min(at_once, runs))
+    hours: float = sum(seeds * each for seeds, each in left) / max(1, min(at_once, runs))
     if as_json:
         print(json.dumps(rows))
         return hours

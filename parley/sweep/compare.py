@@ -93,7 +93,8 @@ def parse_algorithms(
         if own and (table := own(spec)):
             chosen.append(Method(name, table, table.pop("name")))
             continue
-        if ":" in name.partition("+")[0]:
+        first = name.partition("+")[0]
+        if ":" in first and not algorithms.is_own(first):
             raise BadValue("algorithms", spec, "name or name:option=value:option=value")
         chosen.append(Method(name, settings))
     if not chosen:

@@ -42,7 +42,7 @@ def frequency_of(
     if any(condition.metric in others for condition in stop.conditions):
         return Frequency(1, 1)  # it could not be checked otherwise
     agents, algorithm = experiment.agents, experiment.algorithm
-    across = edges / algorithm.round_steps if algorithm.looks_around else 0
+    across = edges * algorithm.gradients_per_edge / algorithm.round_steps
     gradients = (agents + across) * steps_per_epoch * experiment.batch
     own = 0 if agents == 1 else agents * (2 if experiment.gossip_rounds else 1)
     return Frequency(1, own_models_every(own, tested, gradients, parameters))

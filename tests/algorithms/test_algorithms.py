@@ -46,6 +46,7 @@ from parley.algorithms import (
     build,
 )
 from parley.algorithms.cga import FEW, RIDGE, by_active_sets, by_supports, multipliers, project
+from parley.algorithms.recipe import average_then_step, step_from_average
 from parley.compute.engine import VmapEngine
 from parley.errors import BadValue
 from parley.graphs import Topology
@@ -422,15 +423,15 @@ class TestQuadraticProgram:
         hood = small.hood(graphs.ring(3))
         g_AD = torch.randn(3, hood.task.size, dtype=torch.float64)
         r_OD = torch.zeros(6, hood.task.size, dtype=torch.float64)
-        torch.testing.assert_close(CGA().gradient.project(g_AD, r_OD, hood), g_AD)
-        as_run = CGA.as_run().gradient.project(g_AD, r_OD, hood)
+        torch.testing.assert_close(CGA().parts.gradient.project(g_AD, r_OD, hood), g_AD)
+        as_run = CGA.as_run().parts.gradient.project(g_AD, r_OD, hood)
         torch.testing.assert_close(as_run, g_AD / 3)  # every gradient has the weight 1/3 there
 
     def test_result_opposes_no_neighbour(self) -> None:
         hood = small.hood(graphs.ring(5))
         g_AD = torch.randn(5, hood.task.size, dtype=torch.float64)
         r_OD = torch.randn(10, hood.task.size, dtype=torch.float64)
-        result_AD = CGA().gradient.project(g_AD, r_OD, hood)
+        result_AD = CGA().parts.gradient.project(g_AD, r_OD, hood)
         agreement_O = (result_AD[hood.sender_O] * r_OD).sum(1)
         assert agreement_O.min() > -1e-9
 
@@ -463,3 +464,33 @@ class TestOptions:
         with pytest.raises(BadValue, match="weights"):
             NGC().check(graphs.star(4, weights="uniform"))
         NGC().check(graphs.directed_ring(4))
+
+
+class TestNGCOnOnePage:
+    """NGC spells its step out; its parts in the recipe's order give the same bits."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"alpha": 0.0, "momentum": 0.9, "gamma": 0.7},
+            {"alpha": 0.4, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+            {"alpha": 0.4, "weight_decay": 0.1, "decoupled": True, "decay_on": "weights"},
+            {"alpha": 0.4, "momentum": 0.9, "gradient_at": "mixed"},
+        ],
+    )
+    @pytest.mark.parametrize("graph", [graphs.ring(5), graphs.star(4), graphs.directed_ring(4)])
+    def test_it_has_the_bits_of_its_parts(
+        self, options: dict[str, Any], graph: Topology, dtype: torch.dtype
+    ) -> None:
+        whole = NGC(**options)
+        iterates, state = small.trajectory(whole, small.hood(graph, dtype), 6)
+        x_AD, hood = iterates[0], small.hood(graph, dtype)
+        batches = small.batches(hood.placement, dtype)
+        kept = whole.parts.init(x_AD, hood, apart=False, in_rounds=False)
+        order = step_from_average if whole.mixes_first else average_then_step
+        for step in range(6):
+            kept = order(whole.parts, kept, hood.at(step), batches.at(step), small.rate(step)).state
+        assert (iterates[-1] != x_AD).any() and kept.x_AD.equal(iterates[-1])
+        assert kept.update.v_AD.equal(state.update.v_AD)
