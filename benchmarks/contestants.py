@@ -46,7 +46,7 @@ class Parley:
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
         from parley.data_sizes import Sizes
         from parley.training.events import Started
-        from parley.training.run import Run
+        from parley.training.trainer import Trainer
         from parley.wire.local import Local
         from parley.wire.placement import spread
         from parley.wire.processes import Processes
@@ -56,7 +56,7 @@ class Parley:
         transport = Local(placement) if workers == 1 else Processes(placement)
         # One epoch without end: nothing is evaluated between the steps.
         endless = Sizes(steps_per_epoch=sys.maxsize, mean=1.0)
-        self.run = Run(case.experiment(workers, threads), problem, transport, sizes=endless)
+        self.run = Trainer(case.experiment(workers, threads), problem, transport, sizes=endless)
         self._events = self.run.events()
         assert isinstance(next(self._events), Started)
 

@@ -51,7 +51,7 @@ def measure(model: str, rule: str, seconds: float, samples: int) -> dict[str, An
         start = time.process_time()
         player.step()
         steps.append(time.process_time() - start)
-        own_AE = run.models_AE
+        own_AE = run.now.models_AE
         start = time.process_time()
         test.everything(own_AE, 0.9 * own_AE, own_AE.mean(0))
         passes.append(time.process_time() - start)

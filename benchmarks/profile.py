@@ -28,7 +28,7 @@ from parley.algorithms.parts import SGD
 from parley.compute.compiled import FusedEngine
 from parley.data import Batches
 from parley.neighbourhood import Neighbourhood
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.codec import ScaledSign
 
 RECORD = Path(__file__).with_name("profile.json")
@@ -49,7 +49,7 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
     "momentum": ((SGD, "apply"),),
     "codec": ((ScaledSign, "encode"), (ScaledSign, "take"), (ScaledSign, "decode")),
     "projection": ((ProjectionRule, "project"),),
-    "check of the loss": ((Run, "_checked_losses"),),
+    "check of the loss": ((Trainer, "_count"),),
 }
 REST = "the rest"
 

@@ -27,7 +27,7 @@ from parley.store import checkpoint
 from parley.store.journal import Journal, Written
 from parley.training.metrics import Losses
 from parley.training.record import Record
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.transport import Kind
 
 
@@ -64,7 +64,7 @@ class Position:
 class Recovery:
     """Continuing in a new generation from where its workers are."""
 
-    def __init__(self, run: Run, journal: Journal, before: Position) -> None:
+    def __init__(self, run: Trainer, journal: Journal, before: Position) -> None:
         self.run = run
         self.journal = journal
         self.before = before

@@ -40,7 +40,7 @@ from parley.training.events import EpochDone, Event, Started
 from parley.training.pace import last_step, sizes_of
 from parley.training.problem import Problem, task_of
 from parley.training.record import Record
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
 from parley.wire.transport import WorkerLost
@@ -90,7 +90,7 @@ class Outcome:
         summary: dict[str, Any],
         models_NE: Tensor,
         mean_E: Tensor,
-        run: Run,
+        run: Trainer,
         about: dict[str, dict[str, Any]],
     ) -> None:
         self.records = records
@@ -255,7 +255,7 @@ class Worker:
         transport = self.meeting.transport(placement)
         problem = replace(self.problem, topology=graph)
         callbacks = self.assignment.callbacks
-        run = Run(
+        run = Trainer(
             self.experiment,
             problem,
             transport,
@@ -278,7 +278,7 @@ class Worker:
         self,
         membership: Rosters,
         roster: Roster,
-        run: Run,
+        run: Trainer,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> Outcome | None:
@@ -293,7 +293,9 @@ class Worker:
         finally:
             self.position = recovery.position()
 
-    def _each(self, membership: Rosters, roster: Roster, run: Run, rank: int, event: Event) -> None:
+    def _each(
+        self, membership: Rosters, roster: Roster, run: Trainer, rank: int, event: Event
+    ) -> None:
         """After an epoch, waiting workers may join."""
         if rank == 0 or self.meeting.apart:
             self.assignment.watch(event)
@@ -307,7 +309,7 @@ class Worker:
         self,
         membership: Rosters,
         roster: Roster,
-        run: Run,
+        run: Trainer,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> None:
@@ -344,10 +346,19 @@ class Worker:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
                 who = worker_name(self.meeting.label(worker))
                 log.info("%s %s %s (step %d)", who, word, listed(agents), run.step)
-        if run.test.count != self.tested_on:
-            rest = "; the others are on absent hosts" if run.test_samples_absent else " again"
-            log.info("tested on %d of %d test samples%s", run.test.count, self.test_samples, rest)
-            self.tested_on = run.test.count
+        if run.evaluation.test.count != self.tested_on:
+            rest = (
+                "; the others are on absent hosts"
+                if run.evaluation.test_samples_absent
+                else " again"
+            )
+            log.info(
+                "tested on %d of %d test samples%s",
+                run.evaluation.test.count,
+                self.test_samples,
+                rest,
+            )
+            self.tested_on = run.evaluation.test.count
         if bridges:
             pairs = ", ".join(f"{i} - {j}" for i, j in bridges)
             log.info("the graph was disconnected; added edges: %s", pairs)
@@ -368,7 +379,7 @@ def _restarts() -> int:
 
 
 def follow(
-    run: Run, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
+    run: Trainer, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
 ) -> Outcome | None:
     """Trains to the end and writes the results; returns the outcome, on worker 0 or on every
     worker."""
@@ -386,8 +397,8 @@ def follow(
             raise
         except ParleyError as error:
             raise journal.with_remedy(error) from None
-        models_NE = run.transport.gather(run.models_AE)
-        mean_E = run.mean_model()
+        models_NE = run.transport.gather(run.now.models_AE)
+        mean_E = run.evaluation.mean_model(run.now)
         last = journal.last(run)
         confusion = _confusion(run, agents["classes"], last, models_NE)
         summary = journal.finish(run, confusion, mean_E)
@@ -428,7 +439,9 @@ def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board)
     return [known.get(agent, [0] * classes) for agent in range(agents)]
 
 
-def _confusion(run: Run, names: Sequence[str], last: Record, models_NE: Tensor) -> dict[str, Any]:
+def _confusion(
+    run: Trainer, names: Sequence[str], last: Record, models_NE: Tensor
+) -> dict[str, Any]:
     """Confusion matrices of the best and the worst agent; all workers take part. Nothing where a
     sample does not have one class."""
     if not run.task.goal.has_classes:
@@ -448,8 +461,8 @@ def _confusion(run: Run, names: Sequence[str], last: Record, models_NE: Tensor) 
     }
 
 
-def _matrix(run: Run, agent: int, x_E: Tensor, classes: int) -> dict[str, Any]:
-    cells = run.test.confusion(x_E.to(run.state.x_AD.device), classes)
+def _matrix(run: Trainer, agent: int, x_E: Tensor, classes: int) -> dict[str, Any]:
+    cells = run.evaluation.test.confusion(x_E.to(run.state.x_AD.device), classes)
     right = float(cells.diag().sum()) / max(1, int(cells.sum()))
     return {"agent": agent, "accuracy": round(right, 6), "matrix": cells.tolist()}
 

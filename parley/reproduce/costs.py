@@ -34,7 +34,7 @@ from parley.reproduce.preset import (
 from parley.reproduce.presets import read_csv
 from parley.training.events import StepDone
 from parley.training.problem import Problem
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.version import __version__
 from parley.wire.local import Local
 from parley.wire.placement import spread
@@ -200,7 +200,7 @@ def measured_speed(preset: Preset) -> float:
         torch.set_num_threads(before)
 
 
-def _of_one_gradient(run: Run) -> float:
+def _of_one_gradient(run: Trainer) -> float:
     batch, x_AD = run.batches.at(0), run.state.x_AD
     run.engine.gradients(x_AD[:1], batch, [0], [0])  # the first one sets everything up
     began = time.process_time()
@@ -208,12 +208,12 @@ def _of_one_gradient(run: Run) -> float:
     return batch.sizes[0] / max(time.process_time() - began, 1e-9)
 
 
-def _trial(preset: Preset, batch: int, agents: int) -> Run:
+def _trial(preset: Preset, batch: int, agents: int) -> Trainer:
     experiment = preset.experiment(
         agents=agents, topology="full", batch=batch, lr=1e-6, epochs=1000, evaluate_every=1000
     )
     problem = random_problem(experiment, 3 * batch)
-    return Run(experiment, problem, Local(spread(problem.topology, 1)))
+    return Trainer(experiment, problem, Local(spread(problem.topology, 1)))
 
 
 def random_problem(experiment: Experiment, samples: int) -> Problem:
@@ -236,7 +236,7 @@ def random_problem(experiment: Experiment, samples: int) -> Problem:
     )
 
 
-def _of_steps(run: Run) -> float:
+def _of_steps(run: Trainer) -> float:
     """Timed without the first step.
 
     Measures processor time, since other programs may be running: the speed of a dedicated core.

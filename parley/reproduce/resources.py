@@ -23,7 +23,7 @@ from parley.reproduce import costs
 from parley.reproduce.preset import METHODS, Preset, classes
 from parley.reproduce.presets import presets, read_csv
 from parley.training.events import EpochDone
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.local import Local
 from parley.wire.placement import spread
 
@@ -180,7 +180,7 @@ def measure(preset: Preset, steps: int = 3) -> Measured:
         epochs=1, batch=2, lr=1e-6, gossip_rounds=GOSSIP, bias_norms="off"
     )
     problem = costs.random_problem(experiment, 2 * steps)
-    run = Run(experiment, problem, Local(spread(problem.topology, 1)))
+    run = Trainer(experiment, problem, Local(spread(problem.topology, 1)))
     for event in run.events():
         if isinstance(event, EpochDone):
             break

@@ -18,7 +18,7 @@ from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECO
 from parley.store.lock import Hold
 from parley.training.events import EpochDone
 from parley.training.record import EACH_AGENT, Record
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Journal:
         if self.folder and self.keeper and self._experiment:
             self.folder.extend(self._experiment)
 
-    def restore(self, run: Run) -> None:
+    def restore(self, run: Trainer) -> None:
         """Goes back to the newest checkpoint that every worker has."""
         if self.folder is None:
             return
@@ -152,7 +152,7 @@ class Journal:
                 "train again from there"
             )
 
-    def save(self, run: Run, event: EpochDone) -> None:
+    def save(self, run: Trainer, event: EpochDone) -> None:
         """The record of an epoch and the state after it."""
         # The record goes first: resuming drops records newer than its checkpoint, but could not
         # make up for a record that is missing.
@@ -199,7 +199,7 @@ class Journal:
         if self.folder and self.keeper:
             self.folder.write_once(AGENTS, agents)
 
-    def last(self, run: Run) -> Record:
+    def last(self, run: Trainer) -> Record:
         """The record of the last epoch."""
         if not self.records or self.records[-1]["epoch"] != run.epoch:
             path = self.folder.path if self.folder else Path()
@@ -209,7 +209,7 @@ class Journal:
             )
         return self.records[-1]
 
-    def finish(self, run: Run, confusion: dict[str, Any], mean_E: Tensor) -> dict[str, Any]:
+    def finish(self, run: Trainer, confusion: dict[str, Any], mean_E: Tensor) -> dict[str, Any]:
         """The models, and the summary, written where records are kept; all workers take part."""
         if self.out:
             outputs.write(self.out, run, mean_E, self.keeper)

@@ -39,7 +39,7 @@ from parley.measures import LANGUAGE_MODEL
 from parley.models.architecture import MOST_AXES, Architecture
 from parley.store.folder import CARD, MODEL, TOKENIZER, environment
 from parley.training.from_python import architecture_of
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.user_code import brief, check_allowed
 
 MOST_VALUES = 1 << 28
@@ -105,7 +105,7 @@ class Card(BaseModel):
     versions: dict[str, str | None] = {}
 
     @classmethod
-    def of(cls, run: Run) -> Self:
+    def of(cls, run: Trainer) -> Self:
         """The card of a complete run."""
         problem, placement = run.problem, run.transport.placement
         raw = problem.test.inputs if len(problem.test) else problem.samples[0].inputs
@@ -140,9 +140,9 @@ def agent_file(agent: int) -> str:
     return f"agents/agent-{agent}.safetensors"
 
 
-def write(path: Path, run: Run, mean_E: Tensor, keeper: bool) -> None:
+def write(path: Path, run: Trainer, mean_E: Tensor, keeper: bool) -> None:
     """Writes the hosted agents' models and, where records are kept, the average of all."""
-    for agent, x_E in zip(run.transport.placement.hosted, run.models_AE, strict=True):
+    for agent, x_E in zip(run.transport.placement.hosted, run.now.models_AE, strict=True):
         _save(path / agent_file(agent), run.task.module(x_E))
     if not keeper:
         return

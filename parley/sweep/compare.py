@@ -25,7 +25,7 @@ from parley.store.status import LOCK
 from parley.sweep.jobs import Job, one_by_one, side_by_side
 from parley.training import problem as problems
 from parley.training.record import value
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.watch.progress import megabytes
 from parley.wire.local import Local
 from parley.wire.placement import spread
@@ -274,7 +274,7 @@ def _compare(todo: Sequence[Job], parallel: int, out: Path, resume: bool) -> Non
     notes: dict[str, None] = {}
     for experiment in {_problem_of(job.experiment): job.experiment for job in todo}.values():
         problem = problems.problem(experiment)
-        Run(experiment, problem, Local(spread(problem.topology, 1)))
+        Trainer(experiment, problem, Local(spread(problem.topology, 1)))
         notes[problem.note] = None
     for note in filter(None, notes):
         logger.info("%s", note)

@@ -19,7 +19,8 @@ from parley.neighbourhood import Neighbourhood
 from parley.stopping import Callbacks
 from parley.training import metrics
 from parley.training.problem import Problem
-from parley.training.run import Run
+from parley.training.reports import Reports
+from parley.training.trainer import Trainer, asked
 from parley.wire.guard import Guard
 from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
@@ -154,7 +155,7 @@ def make_run(algorithm, **options):
     problem = Problem(
         parley.star(AGENTS), linear, everyone, everyone[0], Transform(), ("0", "1", "2")
     )
-    return Run(experiment, problem, Local(spread(problem.topology, 1))), everyone
+    return Trainer(experiment, problem, Local(spread(problem.topology, 1))), everyone
 
 
 @pytest.mark.parametrize("bias_norms", ["off", "run"])
@@ -350,10 +351,9 @@ def test_what_workers_report_about_themselves(caplog):
     run, _ = make_run("dpsgd")
     transport = Liar(Placement(run.transport.topology, (0, 0, 0, 1, 1), here=0))
     transport.guard = Guard(torch.float64)
-    run.transport = transport
     for lie in (torch.nan, -7.0, torch.inf):
         transport.lie = lambda said, lie=lie: torch.full_like(said, lie)
-        assert run._over_workers("samples", 20.0) == 20
+        assert Reports(transport, 0).over_workers("samples", 20.0) == 20
     assert transport.guard.counts == {3: 3, 4: 3}
     assert "agent 3 (worker 1) reported samples of nan" in caplog.text
 
@@ -361,7 +361,7 @@ def test_what_workers_report_about_themselves(caplog):
 @pytest.mark.parametrize("lie", [torch.nan, -7.0, torch.inf])
 def test_bias_norms_that_cannot_be_are_left_out(lie, monkeypatch):
     run, _ = make_run("ngc", bias_norms="printed")
-    honest = run.record(0.1)
+    honest = run.record()
     run.transport.guard = Guard(torch.float64)
     measured = metrics.bias_norms
 
@@ -371,7 +371,7 @@ def test_bias_norms_that_cannot_be_are_left_out(lie, monkeypatch):
         return norms_N2
 
     monkeypatch.setattr(metrics, "bias_norms", forged)
-    record = run.record(0.1)
+    record = run.record()
     assert run.transport.guard.counts == {4: 2}
     for name in ("epsilon_norm", "omega_norm"):
         assert 0 <= record[name] < 10 * (honest[name] + 1)
@@ -380,9 +380,9 @@ def test_bias_norms_that_cannot_be_are_left_out(lie, monkeypatch):
 def test_only_the_first_worker_says_when_to_stop():
     """Another that says so as well, or says anything else, is not heard."""
     run, _ = make_run("dpsgd")
-    run.callbacks = Callbacks(on_epoch=lambda epoch: epoch == 2)
+    callbacks = Callbacks(on_epoch=lambda epoch: epoch == 2)
     transport = Liar(Placement(run.transport.topology, (0, 0, 0, 1, 1), here=0))
-    run.transport = transport
     for lie in (1.0, -1.0, torch.nan, 1e300):
         transport.lie = lambda said, lie=lie: torch.full_like(said, lie)
-        assert [run._asked("on_epoch", epoch) for epoch in (1, 2)] == ["", "on_epoch returned True"]
+        answers = [asked(callbacks, "on_epoch", epoch, transport) for epoch in (1, 2)]
+        assert answers == ["", "on_epoch returned True"]

@@ -14,7 +14,7 @@ from parley.store import checkpoint
 from parley.training.events import EpochDone
 from parley.training.problem import Problem, problem
 from parley.training.record import Record
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.local import Local
 from parley.wire.placement import spread
 
@@ -52,11 +52,11 @@ def data() -> Problem:
     return problem(experiment_of("dpsgd"))
 
 
-def run_of(name: str) -> Run:
-    return Run(experiment_of(name), data(), Local(spread(data().topology, 1)))
+def run_of(name: str) -> Trainer:
+    return Trainer(experiment_of(name), data(), Local(spread(data().topology, 1)))
 
 
-def measured(run: Run, until: int = EPOCHS) -> list[Record]:
+def measured(run: Trainer, until: int = EPOCHS) -> list[Record]:
     """Trains up to an epoch; what was measured, without times."""
     found = []
     for event in run.events():

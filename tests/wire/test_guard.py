@@ -11,7 +11,7 @@ from torch import Tensor
 from parley import graphs
 from parley.experiment import Experiment
 from parley.training.problem import problem
-from parley.training.run import Run
+from parley.training.trainer import Trainer
 from parley.wire.codec import Dense, TopK
 from parley.wire.guard import KNOWN, Arrived, Guard, Suspicious
 from parley.wire.local import Local
@@ -206,7 +206,7 @@ def test_a_run_looks_at_what_it_averages(name: str) -> None:
     )
     made = problem(experiment, range(4))
     transport = Forged(spread(made.topology, 1))
-    run = Run(experiment, made, transport)
+    run = Trainer(experiment, made, transport)
     elsewhere = replace(transport.placement, worker_of=(0, 0, 1, 1))
     guard = Guard(torch.float32, "stop")
     run.transport.guard = guard
