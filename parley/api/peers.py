@@ -25,6 +25,7 @@ from parley.peers import join as peers
 from parley.peers.file import Peers
 from parley.training import from_python
 from parley.training import problem as problems
+from parley.training.preceding import preceding
 from parley.training.problem import Problem
 from parley.training.scoring import Function
 from parley.user_code import allow
@@ -142,7 +143,9 @@ def _own_samples(
             raise BadValue("classes", classes, "none", f"they are the target columns {listed}")
         return _Mine(samples, tests, table.class_names, Preparation(table=table.form))
     found = classes_in(task, [p.targets for p in [*samples, *tests]], experiment.ignore_index)
-    names = _names(classes, task, found, Options.of(of_data).told.labels)
+    before = preceding(experiment.init)
+    known = before.labels if before else ()
+    names = _names(classes, task, found, Options.of(of_data).told.labels, known)
     if table is None:
         return _Mine(samples, tests, names)
     classes_here = table.class_names
@@ -151,13 +154,18 @@ def _own_samples(
 
 
 def _names(
-    classes: int | Sequence[str] | None, task: str, found: tuple[str, ...], labels: Sequence[str]
+    classes: int | Sequence[str] | None,
+    task: str,
+    found: tuple[str, ...],
+    labels: Sequence[str],
+    before: Sequence[str],
 ) -> tuple[str, ...]:
-    """What classes are called: as the program says, or else the experiment."""
+    """What classes are called: as the program says, or else the experiment, or else the run
+    `before` whose model is continued."""
     if task not in NAMED:
         return found
     valid = "their number or their names, the same at every peer"
-    given = classes or labels
+    given = classes or labels or before
     if not given:
         raise BadValue("classes", classes, valid, "your own data need them")
     if isinstance(given, str):
@@ -194,8 +202,7 @@ def _own(
     """This peer's part of a problem whose data only the peers have."""
     graph = problems.topology_of(experiment)
     experiment.algorithm.check(graph)
-    made = problems.of_the_hosts(experiment, graph, build, mine.samples, mine.tests, mine.names)
-    if mine.preparation is not None:
-        made = problems.prepared(made, mine.preparation, experiment)
+    parts = mine.samples, mine.tests, mine.names, mine.preparation
+    made = problems.of_the_hosts(experiment, graph, build, *parts)
     loss, functions = scored
     return problems.with_task(made, experiment, None, loss, functions)

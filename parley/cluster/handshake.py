@@ -15,6 +15,7 @@ from parley import models
 from parley.cluster.messages import Claims, Seat, understood
 from parley.cluster.noticeboard import Board, Member, listed
 from parley.compute.task import Task
+from parley.data.tables import Form
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, OWN, Experiment
 from parley.graphs import Topology
@@ -65,11 +66,17 @@ def claims(
         "input shape": list(inputs.shape[1:]),
         "input type": str(inputs.dtype).removeprefix("torch."),
         **({"columns": list(table.names)} if table else {}),
+        **({"means": _means(table)} if table and not problem.standardise else {}),
         "parameters": {name: list(shape) for name, shape in parameters},
         "buffers": {name: list(b.shape) for name, b in sorted(task.whole.named_buffers())},
         "frozen parameters": task.frozen,
         "normalisation": [list(problem.transform.mean), list(problem.transform.std)],
     }
+
+
+def _means(table: Form) -> list[str]:
+    """Of the columns, with their deviations, unless hosts have yet to agree on them."""
+    return [f"{column.mean:.9g} ± {column.std:.9g}" for column in table.columns]
 
 
 def agree(board: Board, agents: Sequence[int], said: Mapping[str, Any]) -> None:

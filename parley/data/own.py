@@ -7,7 +7,7 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +59,14 @@ def load(
     may_call: bool = True,
     task: str = CLASSIFICATION,
     ignored: int = IGNORED,
+    labels: Sequence[str] = (),
 ) -> Own:
     """Opens the data of these agents only (by default, of all with a known location).
 
     With `may_call`, places may be functions: only where this host itself has named them.
 
-    Classes are matched by name to `class_names` or to the option `labels`, so an agent need not
-    have all of them. Without either, all agents must have the same classes.
+    Classes are matched by name to `class_names` or to the option `labels`, or else to the argument
+    `labels`, so an agent need not have all of them. Without any, all must have the same classes.
     """
     agents = list(places if agents is None else agents)
     for agent in agents:
@@ -79,8 +80,7 @@ def load(
             because = f"agent {agent}'s is a function, and code comes only from the host itself"
             raise BadValue("partition", place, "a folder or a hub ID; or --data-here", because)
         loaded.append(_open(agent, place, like, root, options, tokenizer, task, ignored))
-    given = Options.of(options or {}).labels
-    names = tuple(class_names or (name.strip() for name in given.split(",") if name.strip()))
+    names = tuple(class_names or Options.of(options or {}).told.labels or labels)
     fixed = bool(names)
     names = names or loaded[0].class_names
     for agent, one in zip(agents, loaded, strict=True):

@@ -23,6 +23,7 @@ from parley.graphs import Topology
 from parley.measures import CLASSIFICATION, OWN
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
+from parley.training.preceding import Parts, preceding
 from parley.training.problem import Problem
 from parley.training.scoring import Function
 from parley.user_code import allow_named
@@ -242,19 +243,23 @@ def problem_of_own_data(
     tests = [problems.share_of_test(test, experiment) for test in tests]
     targets = [part.targets for part in [*samples, *tests]]
     names = classes_in(experiment.task, targets, experiment.ignore_index)
-    options = Options.of(experiment.data_options)
-    preparation = options.preparation
+    options, before = Options.of(experiment.data_options), preceding(experiment.init)
+    how = options.preparation
     if table is not None:
-        names, form = table.class_names, table.form
-        if options.standardise:
-            form = standard.together(form, samples)
-            samples, tests = (
-                [standard.standardised(part, form) for part in parts] for parts in (samples, tests)
-            )
-        preparation = Preparation(table=form)
+        names, how = table.class_names, Preparation(table=table.form)
+    if before is not None:
+        parts = Parts([*samples, *tests], names, how)
+        made, names, how = before.prepared(parts, experiment.task)
+        samples, tests = made[: len(samples)], made[len(samples) :]
+    elif table is not None and options.standardise:
+        form = standard.together(table.form, samples)
+        samples, tests = (
+            [standard.standardised(part, form) for part in parts] for parts in (samples, tests)
+        )
+        how = Preparation(table=form)
     build = build or problems.builder(experiment, samples[0], names)
     held = tests if shared else [tests[agent] for agent in agents]
-    made = Problem(
+    problem = Problem(
         graph,
         build,
         [samples[agent] for agent in agents],
@@ -263,11 +268,11 @@ def problem_of_own_data(
         names,
         test_sizes=() if shared else tuple(map(len, held)),
         test_is_shared=shared,
-        preparation=preparation,
+        preparation=how,
     )
     known = [part.targets for part in samples]
     loss, functions = scored
-    return problems.with_task(made, experiment, known, loss, functions)
+    return problems.with_task(problem, experiment, known, loss, functions)
 
 
 def _graph(topology: Topology | None, experiment: Experiment) -> Topology:

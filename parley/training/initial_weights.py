@@ -20,7 +20,7 @@ from parley.files import regular, user_path
 log = logging.getLogger(__name__)
 
 VALID = "a .safetensors file, the folder of a complete run, or hf: and a folder or hub ID"
-WEIGHTS = "model.safetensors"
+WEIGHTS, CARD = "model.safetensors", "model.json"
 INSIDE = "network"
 """Parley's models of text have the network of `transformers` inside, under this name."""
 LISTED = 8

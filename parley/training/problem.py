@@ -31,6 +31,7 @@ from parley.models.text import NEXT_TOKEN
 from parley.schedule import RateFunction
 from parley.training import tasks
 from parley.training.initial_weights import start_from
+from parley.training.preceding import Parts, preceding
 from parley.training.scoring import Function
 from parley.user_code import check_allowed
 
@@ -127,6 +128,8 @@ def problem(
     tokenizer = None if build else models.tokenizer(experiment.model, experiment.model_options)
     may_call = bool(places)
     places = _places(experiment, topology, places or None)
+    before = preceding(experiment.init)
+    tokenizer = before.tokenizer or tokenizer if before else tokenizer
     if experiment.data == OWN:
         made = _own_problem(experiment, hosted, topology, build, places or {}, tokenizer)
         return with_task(made, experiment, None, loss, functions)
@@ -135,24 +138,30 @@ def problem(
     group, whole = column if kind == "column" else "", not experiment.validation
     loaded = data.load(experiment.data, root, options, tokenizer, task, whole, group)
     source, used = _shares(loaded, experiment)
+    split = _dealt(source, used, experiment, topology) if places is None else None
+    form, wanted = source.preparation.table, Options.of(options).standardise
+    if before is not None:
+        parts = Parts([source.train, source.test], source.class_names, source.preparation)
+        [train, test], names, how = before.prepared(parts, task)
+        source = replace(source, train=train, test=test, class_names=names, preparation=how)
+    elif form is not None and wanted:
+        form = standard.together(form, [source.train.take(used)])
+        train, test = (standard.standardised(p, form) for p in (source.train, source.test))
+        how = replace(source.preparation, table=form)
+        source = replace(source, train=train, test=test, preparation=how)
     if build is None:
         models.check_inputs(experiment.model, source.test.inputs)
         build = builder(experiment, source.test, source.class_names)
-    note, known, preparation = "", None, source.preparation
-    form = preparation.table
-    if form is not None and Options.of(options).standardise:
-        form = standard.together(form, [source.train.take(used)])
-        train, test = (standard.standardised(p, form) for p in (source.train, source.test))
-        source = replace(source, train=train, test=test)
-        preparation = replace(preparation, table=form)
-    if places is not None:
+    note, known = "", None
+    if split is None:
         names, like = source.class_names, experiment.data
-        found = own.load(places, hosted, names, like, root, options, tokenizer, may_call, task)
+        found = own.load(
+            places or {}, hosted, names, like, root, options, tokenizer, may_call, task
+        )
         # No agent trains on the common samples, held out or not.
         fraction, seed = experiment.fraction, experiment.seed
         samples, _ = data.cut_own(found.samples, source.test, fraction, 0.0, seed)
     else:
-        split = _dealt(source, used, experiment, topology)
         samples = [
             _seen(source.train.take(split.indices[agent]), agent, experiment) for agent in hosted
         ]
@@ -166,7 +175,7 @@ def problem(
         class_names=source.class_names,
         note=note,
         data_are_own=places is not None,
-        preparation=preparation,
+        preparation=source.preparation,
     )
     return with_task(made, experiment, known, loss, functions)
 
@@ -224,8 +233,12 @@ def with_task(
 ) -> Problem:
     """The problem with the experiment's task, loss and metrics, which are the user's own code only
     if this host allows it. `known` are the targets of all agents, where this process has them."""
+    before, transform = preceding(experiment.init), made.transform
+    if before is not None:
+        transform = replace(transform, mean=before.mean, std=before.std)
     return replace(
         made,
+        transform=transform,
         goal=tasks.goal_of(experiment),
         loss=loss or tasks.loss_of(experiment, made.class_names, known),
         functions={**tasks.functions_of(experiment), **(functions or {})},
@@ -251,16 +264,13 @@ def _own_problem(
         raise BadValue("partition", experiment.partition, OWN, 'the experiment has data = "own"')
     root, options = experiment.data_root, experiment.data_options
     task, ignored = experiment.task, experiment.ignore_index
-    found = own.load(places, hosted, None, "", root, options, tokenizer, task=task, ignored=ignored)
-    names = found.class_names
-    made = of_the_hosts(experiment, topology, build, found.samples, found.tests, names)
-    return prepared(made, found.preparation, experiment)
-
-
-def prepared(made: Problem, how: Preparation, experiment: Experiment) -> Problem:
-    """A problem of hosts' own data that were prepared like this."""
-    wanted = Options.of(experiment.data_options).standardise
-    return replace(made, preparation=how, standardise=how.table is not None and wanted)
+    before = preceding(experiment.init)
+    found = own.load(
+        places, hosted, None, "", root, options, tokenizer,
+        task=task, ignored=ignored, labels=before.labels if before and task in CLASSES else (),
+    )  # fmt: skip
+    parts = found.class_names, found.preparation
+    return of_the_hosts(experiment, topology, build, found.samples, found.tests, *parts)
 
 
 def of_the_hosts(
@@ -270,11 +280,20 @@ def of_the_hosts(
     samples: Sequence[Samples],
     tests: Sequence[Samples],
     names: tuple[str, ...],
+    how: Preparation | None = None,
 ) -> Problem:
     """A problem with each host's own data; the handshake checks that they fit together.
 
-    Each agent has its own test samples, or none; or there is one set for all of them.
+    Each agent has its own test samples, or none; or there is one set for all of them. `how` their
+    inputs were made, if options do not say it all.
     """
+    options, before = Options.of(experiment.data_options), preceding(experiment.init)
+    how = how or options.preparation
+    standardise = how.table is not None and options.standardise
+    if before is not None:
+        parts = Parts([*samples, *tests], names, how)
+        made, names, how = before.prepared(parts, experiment.task)
+        samples, tests, standardise = made[: len(samples)], made[len(samples) :], False
     fraction, validation = experiment.fraction, experiment.validation
     samples, tests = data.cut_each(samples, tests, fraction, validation, experiment.seed)
     tests = [share_of_test(test, experiment) for test in tests]
@@ -292,7 +311,8 @@ def of_the_hosts(
         class_names=names,
         test_is_shared=False,
         data_are_own=True,
-        preparation=Options.of(experiment.data_options).preparation,
+        preparation=how,
+        standardise=standardise,
     )
 
 

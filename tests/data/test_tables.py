@@ -155,7 +155,7 @@ WRONG: list[tuple[pandas.DataFrame, dict[str, str], str, str]] = [
     (frame(), {"target": "days", "drop": "nmae"}, "regression", "data.drop: 'nmae'"),
     (frame(), {"target": "days"}, "classification", r"it has fractions\).*or --task regression"),
     (frame(), {"target": "outcome", "drop": "name"}, "regression",
-     r"column outcome has the type .*string\); valid: numbers or yes/no$"),
+     r"column outcome has the type text\); valid: numbers or yes/no$"),
     (frame(), {"target": "days,age"}, "classification", "data.target: 'days,age'.*multilabel"),
     (frame(), {"target": "days"}, "segmentation", "task: 'segmentation' is not valid"),
     (frame(), OPTIONS | {"resize": "8"}, "classification", "data.resize"),

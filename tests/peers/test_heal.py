@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+import parley
 from parley import user_code
 from parley.errors import ParleyError
 from parley.experiment import Experiment, read_file
@@ -223,13 +224,8 @@ def test_all_prepare_their_tables_as_at_the_start(tmp_path: Path) -> None:
     """Also a newcomer with other rows, and all of them in a run that is resumed with its rows."""
     first = np.random.default_rng(0).normal(50, 20, (4, 60))
     first[3] += 1000  # the newcomer's
-    for name, ages in zip(NAMES, first, strict=False):
-        rows = [f"{age!r},{['ill', 'healthy'][age < 50]}" for age in ages.tolist()]
-        rows[0] = "50.0,healthy"
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for split in ("train", "test"):
-            path = tmp_path / "data" / name / f"{split}.csv"
-            path.write_text("\n".join(["age,state", *rows]) + "\n")
+    first[:, 0] = 40.0
+    write_ages(tmp_path, first)
     options = {"target": "state", "labels": "healthy,ill"}
     trio = Trio(tmp_path, data="own", partition="own", data_options=options, batch=20)
     trio.start_all()
@@ -248,11 +244,45 @@ def test_all_prepare_their_tables_as_at_the_start(tmp_path: Path) -> None:
             for name in names
         ]
         assert others == [form] * 2
-        first[:, 0] = 50.0
         assert form["columns"][0]["mean"] == pytest.approx(first[:3].mean(), rel=1e-12)
         assert form["columns"][0]["std"] == pytest.approx(first[:3].std(), rel=1e-12)
     finally:
         trio.stop()
+
+
+def write_ages(folder: Path, ages_NA: Any) -> None:
+    """A table for each peer: people above 50 are ill."""
+    for name, ages in zip(NAMES, ages_NA, strict=False):
+        rows = [f"{age!r},{['ill', 'healthy'][age < 50]}" for age in ages.tolist()]
+        (folder / "data" / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            path = folder / "data" / name / f"{split}.csv"
+            path.write_text("\n".join(["age,state", *rows]) + "\n")
+
+
+def test_peers_continue_with_the_preparation_and_the_classes_of_a_run(tmp_path: Path) -> None:
+    """One of them has nobody who is ill; none says anything about its own mean."""
+    ages = np.random.default_rng(1).normal(50, 20, (3, 60))
+    write_ages(tmp_path, ages)
+    base, options = tmp_path / "base", {"target": "state"}
+    given = {"agents": 2, "model": "logistic", "algorithm": "dpsgd", "epochs": 1, "seed": 0}
+    data = str(tmp_path / "data" / "ward-a")
+    parley.train(data=data, out=base, data_options=options, progress=False, **given)
+    shutil.rmtree(tmp_path / "data")
+    ages[2] = 30 + ages[2] / 100
+    write_ages(tmp_path, ages + 2)
+    more = {"init": str(base), "epochs": 2, "batch": 20}
+    trio = Trio(tmp_path, data="own", partition="own", data_options=options, **more)
+    (tmp_path / HURRY).touch()
+    trio.start_all()
+    try:
+        trio.end()
+    finally:
+        trio.stop()
+    kept = json.loads((base / "model.json").read_text())
+    for name in NAMES[:3]:
+        card = json.loads((tmp_path / name / "model.json").read_text())
+        assert (card["input"], card["labels"]) == (kept["input"], ["healthy", "ill"])
 
 
 def test_a_peer_that_sends_nonsense_is_dropped_and_the_others_go_on(tmp_path: Path) -> None:
