@@ -1,17 +1,19 @@
 """What a model's code keeps beside its tensors: counters, and generators of random numbers.
 
-A trace does not show them. Looked at are the global generators, the attributes of layers, the
-globals and the variables around functions that their code names, and the items of lists,
-dictionaries, sets and tuples among these.
+Neither a trace nor a gradient shows them. Looked at are the global generators, and whatever can be
+reached from the attributes, classes and hooks of layers: through containers, objects, and what
+functions name, enclose or have as defaults.
 """
 
-import copy
 import inspect
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from contextlib import suppress
+from functools import partial
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,23 +22,28 @@ from torch import Tensor, nn
 
 MOST_ITEMS = 1000
 """Of a container."""
+DEEPEST = 6
+"""Steps from a layer."""
+SMALL = 64
+"""Numbers in an array or tensor that may be a counter."""
 _OF_EVERY_LAYER = {"training", *nn.Module().__dict__}
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CONTAINERS = (list, dict, set, deque)
+_AROUND = (MethodType, BuiltinMethodType, partial, property, staticmethod, classmethod)
+_NOT_THEIRS = {"torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 
 
 class Known(NamedTuple):
     """Something that code may change."""
 
-    name: str
     state: Any
-    own: bool = False
-    """Whether it is an attribute of the layer."""
-    draws: bool = False
+    what: str
+    draws: bool
     """Whether it is a generator of random numbers."""
 
 
 class Beside:
-    """What a model's code keeps, as it is now.
+    """What the code of a model, and of a function that is called with it, keeps as it is now.
 
     >>> class Counting(nn.Identity):
     ...     calls = 0
@@ -45,35 +52,39 @@ class Beside:
     >>> before = Beside(model)
     >>> model(torch.zeros(1))
     tensor([0.])
-    >>> [(path, known.name) for path, known in before.changed()]
-    [('', 'calls')]
-    >>> before.restore(); model.calls
-    0
+    >>> before.changed().what
+    "the model (Counting) changes its attribute 'calls' whenever it is called"
     """
 
+    def __init__(self, model: nn.Module, *functions: object) -> None:
+        self._model, self._functions = model, functions
+        self._known = _known(model, functions)
+
+    def changed(self) -> Known | None:
+        """Something that is different or new by now; a generator if there is one."""
+        now = _known(self._model, self._functions)
+        found = [
+            each
+            for place, each in now.items()
+            if place not in self._known or each.state != self._known[place].state
+        ]
+        return max(found, key=lambda each: each.draws, default=None)
+
+
+class Attributes:
+    """The attributes of a model's layers, with the contents of those that are containers."""
+
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
         self._attributes = [(layer, dict(layer.__dict__)) for layer in model.modules()]
         self._contents = [
-            (value, copy.copy(value))
+            (value, value.copy())
             for _, attributes in self._attributes
             for name, value in attributes.items()
             if isinstance(value, _CONTAINERS) and name not in _OF_EVERY_LAYER
         ]
-        self._known = _known(model)
-
-    def changed(self) -> list[tuple[str, Known]]:
-        """What is different or new by now, each with the path of its layer; generators first."""
-        now = _known(self._model)
-        found = [
-            (path, now[path, place])
-            for path, place in now
-            if now[path, place] != self._known.get((path, place))
-        ]
-        return sorted(found, key=lambda each: not each[1].draws)
 
     def restore(self) -> None:
-        """Gives the layers back the attributes that they had, with their contents."""
+        """Gives the layers back what they had."""
         for layer, attributes in self._attributes:
             layer.__dict__.clear()
             layer.__dict__.update(attributes)
@@ -82,49 +93,104 @@ class Beside:
             (value.update if isinstance(value, dict | set) else value.extend)(contents)
 
 
-def _known(model: nn.Module) -> dict[tuple[str, str], Known]:
-    everywhere = {"random": random.getstate(), "numpy": np.random.get_state(legacy=False)}
-    everywhere["torch"] = torch.get_rng_state()
-    found = {
-        ("", f"global {name}"): Known(name, _comparable(state), draws=True)
-        for name, state in everywhere.items()
-    }
+def named(path: str, layer: nn.Module) -> str:
+    """A layer as it is called in messages."""
+    kind = type(layer).__name__
+    return f"layer {path} ({kind})" if path else f"the model ({kind})"
+
+
+def code_of_its_own(model: nn.Module) -> str:
+    """Which layer does something else than its class says; empty if none does. What is read from
+    types has to know, as a hook may only act later."""
     for path, layer in model.named_modules():
-        own = {n: v for n, v in layer.__dict__.items() if n not in _OF_EVERY_LAYER}
-        # Attributes of its class, too: the first change makes them its own.
-        written = _written(type(layer))
-        own = {n: v for of in written for n, v in vars(of).items() if not n.startswith("__")} | own
-        functions = [value for value in own.values() if isinstance(value, FunctionType)]
-        for is_own, values in ((True, own), (False, _around(functions))):
-            for name, value in values.items():
-                for place, each in _with_items(name, value):
-                    if (state := _state(each)) is not None:
-                        known = Known(name, state, is_own, draws=_generator(each) is not None)
-                        found[path, f"{'own' if is_own else 'global'} {place}"] = known
+        if any(layer.__dict__.get(hooks) for hooks in _HOOKS):
+            return f"{named(path, layer)} has hooks"
+        if "forward" in layer.__dict__:
+            return f"{named(path, layer)} has a forward of its own"
+    return ""
+
+
+def _known(model: nn.Module, functions: tuple[object, ...]) -> dict[str, Known]:
+    found: dict[str, Known] = {}
+    seen: set[int] = set()
+
+    def look(place: str, value: Any, where: str, name: str, left: int) -> None:
+        drawn = _generator(value)
+        state = _state(value) if drawn is None else drawn
+        if state is not None:
+            does = f"changes {name} whenever it is called"
+            if drawn is not None:
+                does = f"draws random numbers from a generator that is not torch's own: {name}"
+            found[place] = Known(state, f"{where} {does}", drawn is not None)
+        elif left and id(value) not in seen:
+            seen.add(id(value))
+            for inside, each, other in _inside(value):
+                look(f"{place}/{inside}", each, where, other or name, left - 1)
+
+    whole = named("", model)
+    for name, state in (
+        ("Python's global generator", random.getstate()),
+        ("NumPy's global generator", _comparable(np.random.get_state(legacy=False))),
+    ):
+        found[name] = Known(state, f"{whole} draws random numbers from {name}", True)
+    for path, layer in model.named_modules():
+        where = named(path, layer)
+        for name, value in layer.__dict__.items():
+            if name in _HOOKS or name not in _OF_EVERY_LAYER:
+                look(f"{path}/{name}", value, where, f"its attribute {name!r}", DEEPEST)
+        look(f"{path}/class", type(layer), where, "its class", DEEPEST)
+    for number, function in enumerate(functions):
+        look(f"function {number}", function, "the loss", "something of its own", DEEPEST)
     return found
 
 
-def _written(kind: type) -> list[type]:
-    """The classes of a layer that are not torch's, the most general first."""
-    mine = (of for of in kind.__mro__ if of is not object)
-    return [of for of in mine if of.__module__.split(".")[0] != "torch"][::-1]
+def _inside(value: Any) -> Iterator[tuple[str, Any, str]]:
+    """What can be reached from something: a place, a value, and its name if that is another one."""
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        yield "length", len(value), ""
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in itertools.islice(items, MOST_ITEMS):
+            yield repr(key), item, ""
+    elif isinstance(value, _AROUND):
+        for name in ("__func__", "__self__", "func", "args", "keywords", "fget"):
+            yield name, getattr(value, name, None), ""
+    elif isinstance(value, ModuleType) or not _is_theirs(value):
+        return
+    elif isinstance(value, FunctionType):
+        yield from _around(value)
+    elif isinstance(value, type):
+        for of in filter(_is_theirs, value.__mro__):
+            for name, each in vars(of).items():
+                yield f"{of.__name__}.{name}", each, f"its attribute {name!r}"
+    else:
+        yield "class", type(value), ""
+        for name, each in getattr(value, "__dict__", {}).items():
+            yield name, each, ""
 
 
-def _around(functions: list[FunctionType]) -> dict[str, Any]:
-    """The globals that functions name, and the variables of the functions around them."""
-    found: dict[str, Any] = {}
-    for function in functions:
-        plain = inspect.unwrap(function)
-        if not isinstance(plain, FunctionType):
-            continue
-        names = _names(plain.__code__)
-        found |= {n: plain.__globals__[n] for n in names if n in plain.__globals__}
-        for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-    return found
+def _is_theirs(value: Any) -> bool:
+    """Whether a function, a class or the class of a value was written by users, or for them."""
+    of = value if isinstance(value, type | FunctionType) else type(value)
+    return str(of.__module__).partition(".")[0] not in _NOT_THEIRS
+
+
+def _around(function: FunctionType) -> Iterator[tuple[str, Any, str]]:
+    """Defaults, variables around a function, and globals that it names, also in other modules."""
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, FunctionType):
+        return
+    yield "defaults", plain.__defaults__, "a default of its code"
+    yield "keywords", plain.__kwdefaults__, "a default of its code"
+    for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents, f"{name!r}, which is not its own"
+    names = _names(plain.__code__)
+    for name in sorted(names & plain.__globals__.keys()):
+        value = plain.__globals__[name]
+        yield name, value, f"{name!r}, which is not its own"
+        if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _NOT_THEIRS:
+            for other in sorted(names & vars(value).keys()):
+                yield f"{name}.{other}", vars(value)[other], f"{other!r}, which is not its own"
 
 
 def _names(code: CodeType) -> set[str]:
@@ -132,21 +198,14 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-def _with_items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    yield name, value
-    if isinstance(value, (*_CONTAINERS, tuple)):
-        yield f"len({name})", len(value)
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in itertools.islice(items, MOST_ITEMS):
-            yield f"{name}[{key!r}]", item
-
-
 def _state(value: Any) -> Any:
     """Something that is equal as long as nothing has changed; None for what is not looked into."""
-    if (drawn := _generator(value)) is not None:
-        return drawn
-    if isinstance(value, int | float | str | bytes | itertools.count):
+    if isinstance(value, int | float | complex | str | bytes | itertools.count):
         return repr(value)
+    if isinstance(value, np.ndarray) and value.size <= SMALL:
+        return repr(value)
+    if isinstance(value, Tensor) and value.numel() <= SMALL and not value.is_meta:
+        return repr(value.tolist())
     return None
 
 

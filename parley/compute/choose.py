@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from parley.cache import cache_folder
 from parley.compute import compiled as fused
 from parley.compute import dense as stacked
 from parley.compute import kernels
+from parley.compute.agreement import Agreement
 from parley.compute.compiled import FusedEngine
 from parley.compute.dense import StackedEngine
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
@@ -25,6 +27,8 @@ from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue, unknown_name
 from parley.files import make_folder, write_atomically
+
+log = logging.getLogger(__name__)
 
 Shape = tuple[int, ...] | None
 """Of one input, where it is known."""
@@ -37,8 +41,6 @@ def _no_kernels(task: Task, shape: Shape) -> str:
 def _no_vmap(task: Task, shape: Shape) -> str:
     if task.random or getattr(task.model, "loop_only", False):
         return "the model draws random numbers or cannot be batched"
-    if task.uses_batch:
-        return "short batches are padded, which would change the statistics of BatchNorm"
     if any(isinstance(m, nn.modules.conv._ConvNd) for m in task.model.modules()):
         return "batched convolutions become grouped ones, which are slow"
     return ""
@@ -74,22 +76,25 @@ def build(name: str, task: Task, seed: int = 0, threads: int = 1) -> Engine:
 
 
 def check(name: str, task: Task, batch: Batch) -> None:
-    """Refuses an engine that was asked for and cannot do this task."""
+    """Refuses an engine that was asked for and cannot do this task, or does something else."""
     engine = build(name, task)
-
-    def run() -> None:
-        engine.gradients(task.start()[None], batch, [0], [0])
-
+    if name == "loop":
+        return
+    agreement = Agreement(task, batch)  # where the loop fails, the model itself does not work
     try:
-        run()
+        because = _otherwise(agreement.difference(engine))
     except BadValue:
         raise
     except Exception as error:  # whatever a model does that an engine cannot
-        if name == "loop":
-            raise  # then the model itself does not work
+        layer = failing_layer(task.model, lambda: agreement.difference(engine))
         said = (str(error).splitlines() or [type(error).__name__])[0].split(". ")[0]
-        because = ": ".join(filter(None, (failing_layer(task.model, run), said)))
-        raise BadValue("engine", name, "loop, auto", because) from error
+        because = ": ".join(filter(None, (layer, said)))
+    if because:
+        raise BadValue("engine", name, "loop, auto", because)
+
+
+def _otherwise(what: str) -> str:
+    return f"{what} would not be what the model's own code gives" if what else ""
 
 
 def missed(task: Task, shape: Shape = None) -> str:
@@ -113,23 +118,38 @@ def candidates(task: Task, shape: Shape = None) -> list[str]:
     >>> candidates(Task(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.Softsign())))
     ['vmap', 'loop']
     """
-    fit = [name for name, (_, reason) in ENGINES.items() if not reason(task, shape)]
+    fit = _fitting(task, shape)
     # vmap does for any model what the first two do for those they know, and slower.
     return [name for name in fit if name != "vmap" or fit[0] == "vmap"]
 
 
+def _fitting(task: Task, shape: Shape) -> list[str]:
+    return [name for name in ENGINES if not reason_against(name, task, shape)]
+
+
+def reason_against(name: str, task: Task, shape: Shape = None) -> str:
+    """Why an engine is not worth a try for a task; empty if it is."""
+    return ENGINES[name][1](task, shape)
+
+
 def fastest(task: Task, batch: Batch) -> str:
-    """The name of the fastest engine for a task on batches like this one.
+    """The name of the fastest engine for a task on batches like this one, of those that compute
+    what the loop does.
 
     Found by a short trial of each candidate; remembered for this model and machine.
     """
-    names = candidates(task, tuple(batch.inputs.shape[2:]))
-    if len(names) == 1:
+    names: list[str] = []
+    fit = _fitting(task, tuple(batch.inputs.shape[2:]))
+    agreement = Agreement(task, batch) if len(fit) > 1 else None
+    for name in fit:
+        if name == "vmap" and names:
+            continue
+        if agreement is None or name == "loop" or _agrees(name, agreement):
+            names.append(name)
+    if len(names) == 1 or names[0] == "vmap":
+        # Of a model of which nothing is known but its name, nothing can be remembered; and a trial
+        # of its speed could end otherwise the next time, and change the last digits of a run.
         return names[0]
-    if names[0] == "vmap":
-        # A model of which nothing is known but its name, so that nothing can be remembered; and a
-        # trial of its speed could end otherwise the next time, and change the last digits of a run.
-        return "vmap" if _trial("vmap", task, batch) < float("inf") else "loop"
     memory = cache_folder() / "engines.json"
     parts = (repr(task.model), task.sizes, batch.inputs.shape[1:], task.dtype, names)
     made_of = (torch.__version__, kernels.identity(), kernels.processor())
@@ -140,6 +160,21 @@ def fastest(task: Task, batch: Batch) -> str:
         seconds = {name: _trial(name, task, batch) for name in names}
         return _settled(memory, key, names, min(names, key=lambda name: seconds[name]))
     return known[key]
+
+
+def _agrees(name: str, agreement: Agreement) -> bool:
+    """Whether an engine can do a task, and does what the loop does; if not, that is said."""
+    try:
+        with warnings.catch_warnings():
+            # Vmap warns where it falls back to a slow loop; others pass on what the model says.
+            warnings.simplefilter("error" if name == "vmap" else "ignore")
+            because = _otherwise(agreement.difference(build(name, agreement.task)))
+    except Exception as error:  # whatever a model does that an engine cannot
+        log.debug("engine %s cannot compute this model: %s", name, error)
+        return False
+    if because:
+        log.info("engine %s is not used: %s", name, because)
+    return not because
 
 
 def _remembered(memory: Path) -> dict[str, str]:
@@ -171,23 +206,15 @@ LOCK_SECONDS = 30.0
 
 
 def _trial(name: str, task: Task, batch: Batch) -> float:
-    """Seconds for one pair among as many as there are agents; infinite where it cannot be done."""
-    best = float("inf")
-    try:
-        with warnings.catch_warnings():
-            # Vmap warns where it falls back to a slow loop; others pass on what the model says.
-            warnings.simplefilter("error" if name == "vmap" else "ignore")
-            engine = build(name, task)
-            _seconds(engine, batch, 1)  # the first call has set-up to do
-            # Small models are what engines differ in by their number; large ones take their time.
-            pairs = int(TRIAL_SECONDS / _seconds(engine, batch, 1))
-            pairs = min(max(pairs, 1), len(batch.sizes))
-            for _ in range(TRIALS):
-                best = min(best, _seconds(engine, batch, pairs) / pairs)
-    except Exception:  # whatever a model does that an engine cannot
-        if name == "loop":
-            raise  # then the model itself does not work
-    return best
+    """Seconds for one pair among as many as there are agents."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine = build(name, task)
+        _seconds(engine, batch, 1)  # the first call has set-up to do
+        # Small models are what engines differ in by their number; large ones take their time.
+        pairs = int(TRIAL_SECONDS / _seconds(engine, batch, 1))
+        pairs = min(max(pairs, 1), len(batch.sizes))
+        return min(_seconds(engine, batch, pairs) / pairs for _ in range(TRIALS))
 
 
 def _seconds(engine: Engine, batch: Batch, pairs: int) -> float:

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from parley.compute import kernels
-from parley.compute.agreement import wrong_parameter
 from parley.compute.engine import Engine, Pairs, Share, dropout_seed
 from parley.compute.layers import Unsupported
 from parley.compute.memory import zeros
 from parley.compute.planner import CROSS_ENTROPY, Parameters, Plan, loss_of
 from parley.compute.portions import PairSums, Part, slices
-from parley.compute.reader import Network, Traced
+from parley.compute.reader import Traced
 from parley.compute.task import Task
 from parley.data import Batch
 from parley.errors import BadValue
@@ -44,8 +43,7 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     """Why the kernels cannot compute this task's gradients; empty if they can.
 
     Given the shape of an input, all of it is checked, else what can be known without. Whether there
-    are kernels on this machine is another question, `kernels.available()`; if there are, one
-    gradient is computed with them and compared with autograd's.
+    are kernels on this machine is another question, `kernels.available()`.
 
     >>> from torch import nn
     >>> supports(Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))))
@@ -54,62 +52,24 @@ def supports(task: Task, shape: tuple[int, ...] | None = None) -> str:
     'layer 1 (Softplus) is not one that the kernels know'
     """
     try:
-        read = _followed(task)
+        traced = _traced(task)
         if shape is not None:
-            loss_of(task).of(read.network(tuple(shape)).answer[0])
-            if kernels.available():
-                read.check(tuple(shape))
+            loss_of(task).of(traced.read(tuple(shape)).answer[0])
     except Unsupported as error:
         return str(error)
     return ""
 
 
-class _Followed:
-    """A task's model, followed and read once, and compared with autograd once."""
-
-    def __init__(self, task: Task) -> None:
-        self._model = task.whole
-        self._traced = Traced(task.model)
-        self._networks: dict[tuple[int, ...], Network] = {}
-        self._wrong: dict[tuple[int, ...], str] = {}
-        """The parameter whose gradient the kernels would get wrong; none, usually."""
-
-    def network(self, shape: tuple[int, ...]) -> Network:
-        """Its operations, for inputs of this shape."""
-        if shape not in self._networks:
-            self._networks[shape] = self._traced.read(shape)
-        return self._networks[shape]
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Refuses a model whose gradient, computed by the kernels, is not what autograd says."""
-        if shape not in self._wrong:
-            self._wrong[shape] = ""  # the engine that finds it out need not ask
-            try:
-                network = self.network(shape)
-                self._wrong[shape] = wrong_parameter(self._model, network, shape, self._engine)
-            except Exception as error:  # whatever autograd says
-                del self._wrong[shape]
-                said = (str(error).splitlines() or [type(error).__name__])[0].partition(": [")[0]
-                raise Unsupported(f"its gradient cannot be checked: {said}") from error
-        if name := self._wrong[shape]:
-            raise Unsupported(f"the gradient of {name} by the kernels is not autograd's")
-
-    def _engine(self, task: Task) -> Engine:
-        """For another task with the same model."""
-        _FOLLOWED[task] = self
-        return FusedEngine(task)
+_TRACED: "WeakKeyDictionary[Task, Traced]" = WeakKeyDictionary()
 
 
-_FOLLOWED: "WeakKeyDictionary[Task, _Followed]" = WeakKeyDictionary()
-
-
-def _followed(task: Task) -> _Followed:
+def _traced(task: Task) -> Traced:
     loss_of(task)
     if task.dtype != torch.float32 or task.start().device.type != "cpu":
         raise Unsupported("the kernels compute in float32 on a CPU")
-    if task not in _FOLLOWED:
-        _FOLLOWED[task] = _Followed(task)
-    return _FOLLOWED[task]
+    if task not in _TRACED:
+        _TRACED[task] = Traced(task.model)
+    return _TRACED[task]
 
 
 class FusedEngine(Engine):
@@ -378,10 +338,8 @@ class FusedEngine(Engine):
 
     def _plan(self, shape: tuple[int, ...], samples: int | None) -> Plan:
         try:
-            followed = _followed(self.task)
-            network = followed.network(shape)
+            network = _traced(self.task).read(shape)
             loss = loss_of(self.task).of(network.answer[0])
-            followed.check(shape)
         except Unsupported as error:
             raise BadValue("engine", "fused", "loop, auto", because=str(error)) from None
         ends = np.cumsum((0, *self.task.sizes)).tolist()

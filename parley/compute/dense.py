@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from parley.compute.beside import code_of_its_own
 from parley.compute.engine import Engine
 from parley.compute.task import Task, cross_entropy
 from parley.data import Batch
@@ -116,13 +117,15 @@ def _matrices(flat: Tensor, layer: nn.Linear) -> Tensor:
 
 def unsupported(task: Task) -> str:
     """Why this engine cannot be used for a task; nothing if it can."""
-    layers = list(task.model) if isinstance(task.model, nn.Sequential) else [task.model]
-    known = (nn.Flatten, nn.Linear, *SLOPES)
-    strange = [type(layer).__name__ for layer in layers if type(layer) not in known]
-    if strange or not isinstance(task.model, nn.Sequential):
-        return f"the model has {strange[0] if strange else 'no layers'}, not only dense layers"
-    if len(task.names) != len(list(task.model.parameters())):
-        return "some parameters are frozen"
+    if type(task.model) is not nn.Sequential:
+        return f"the model is a {type(task.model).__name__}, not a plain nn.Sequential"
+    if why := code_of_its_own(task.model):
+        return why
+    layers, known = list(task.model), (nn.Flatten, nn.Linear, *SLOPES)
+    if strange := [type(layer).__name__ for layer in layers if type(layer) not in known]:
+        return f"the model has {strange[0]}, not only dense layers"
+    if len(task.names) != sum(len(list(layer.parameters())) for layer in layers):
+        return "some parameters are frozen, or shared by layers"
     if task.loss is not cross_entropy or not task.goal.has_classes:
         return "the loss is not cross-entropy of one class for each sample"
     return ""

@@ -2,10 +2,10 @@
 
 Axes: P pairs of a model and a batch, D flat parameters, A hosted agents, B samples of a batch.
 
-`LoopEngine` is the obvious way and what the others are tested against; `VmapEngine` computes all
-pairs as one batched operation. Faster ones for models of known layers are in modules of their own:
-`dense.py` for stacks of dense layers, `compiled.py` for what the kernels know. The table is in
-`choose.py`.
+`LoopEngine` is the obvious way and what the others are compared with, before every run, too
+(`agreement.py`); `VmapEngine` computes all pairs as one batched operation. Faster ones for models
+of known layers are in modules of their own: `dense.py` for stacks of dense layers, `compiled.py`
+for what the kernels know. The table is in `choose.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from parley.compute.beside import Attributes
 from parley.compute.sums import Sums
 from parley.compute.task import Task
 from parley.compute.threads import Crew
 from parley.data import Batch
-from parley.errors import BadValue
 
 
 class Pairs(NamedTuple):
@@ -197,20 +197,15 @@ class LoopEngine(Engine):
 
 
 class VmapEngine(Engine):
-    """All pairs as one batched operation."""
+    """All pairs whose batches have the same size as one batched operation."""
 
     name = "vmap"
 
     def __init__(self, task: Task, seed: int = 0, threads: int = 1) -> None:
         super().__init__(task, seed, threads)
-        if task.random:
-            raise BadValue("engine", "vmap", "loop", "the model has dropout")
-        if task.uses_batch:
-            because = "short batches are padded, which would change the statistics of BatchNorm"
-            raise BadValue("engine", "vmap", "loop", because)
 
-        def loss(x_D: Tensor, inputs: Tensor, targets: Tensor, weights_B: Tensor) -> Tensor:
-            return (task.losses(x_D, inputs, targets) * weights_B).sum()
+        def loss(x_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+            return task.losses(x_D, inputs, targets).mean()
 
         self._batched = torch.func.vmap(torch.func.grad_and_value(loss))
 
@@ -218,9 +213,13 @@ class VmapEngine(Engine):
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Loss and gradient of each pair, as `Engine.gradients` says."""
-        inputs, targets, weights = batch.inputs, batch.targets, batch.weights
-        if list(rows) != list(range(len(inputs))):
-            index = torch.as_tensor(rows, device=x_PD.device)
-            inputs, targets, weights = inputs[index], targets[index], weights[index]
-        g_PD, loss_P = self._batched(x_PD, inputs, targets, weights)
+        loss_P, g_PD = x_PD.new_empty(len(rows)), torch.empty_like(x_PD)
+        # Filled up to one size, short batches would show a model samples that are none.
+        size_P, row_P = torch.tensor(batch.sizes)[list(rows)], torch.tensor(list(rows))
+        as_it_was = Attributes(self.task.model)
+        for size in size_P.unique().tolist():
+            some = (size_P == size).nonzero().flatten()
+            inputs, targets = (values[row_P[some], :size] for values in batch[:2])
+            g_PD[some], loss_P[some] = self._batched(x_PD[some], inputs, targets)
+        as_it_was.restore()  # what a model keeps of its activations is nothing outside of vmap
         return loss_P, g_PD

@@ -2,8 +2,9 @@
 
 `torch.fx` follows the model's own code with a symbol in place of the input, down to the layers that
 `layers.py` knows; functions and operators between them are read as well. A few random inputs then
-pass through the same list, so that every shape, and every size that the model asks for, is known,
-and through the model itself, in use: what it does must be what was read.
+pass through the same list, so that every shape, and every size that the model asks for, is known.
+What a trace does not show (gradients that are off, values changed in place, a backward of its own)
+is seen where the kernels are compared with the loop, in `agreement.py`.
 Tensors without data (PyTorch's meta device) would need no arithmetic, but they load the compiler,
 which takes longer than the arithmetic does. `torch.export` would give finer operations, but takes
 seconds and pulls norms to pieces.
@@ -12,21 +13,18 @@ seconds and pulls norms to pieces.
 import copy
 from collections import Counter
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
-from parley.compute.beside import Beside, Known
-from parley.compute.buffers import Norm, without_graphs
+from parley.compute.beside import Attributes, code_of_its_own, named
+from parley.compute.buffers import without_graphs
 from parley.compute.layers import DROPOUTS, FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
 from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
 
 SAMPLES = 3
 """As many inputs are sent through a model; no other size in it should depend on this."""
-OTHER_SAMPLES = 2
-"""As many are sent where the model asks for sizes, to see that nothing depends on their number."""
 
 
 class Network(NamedTuple):
@@ -58,33 +56,20 @@ class Traced:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if model._forward_hooks or model._forward_pre_hooks:
-            raise Unsupported("the model has hooks")
-        for path, layer in model.named_modules():
-            if layer._backward_hooks or layer._backward_pre_hooks:
-                raise Unsupported(f"{_named(path, layer)} has backward hooks")
+        if why := code_of_its_own(model):
+            raise Unsupported(why)
         self.graph = _trace(model)
         self.model = model
+        self._networks: dict[tuple[int, ...], Network] = {}
         layers = dict(model.named_modules(remove_duplicate=False))
         for node in self.graph.nodes:
             _check(node, layers)
-        used = {str(node.target) for node in self.graph.nodes if node.op == "call_module"}
-        for path, layer in model.named_modules():
-            if isinstance(layer, Norm) and path not in used:
-                raise Unsupported(
-                    f"{_named(path, layer)} is never called, so that its statistics stay"
-                )
 
     def read(self, shape: tuple[int, ...]) -> Network:
         """The operations for inputs of this shape."""
-        results = _run(self.model, self.graph, shape, SAMPLES)
-        network = self._network(results)
-        if any(not isinstance(result, Tensor) for result in results.values()):
-            other = self._network(_run(self.model, self.graph, shape, OTHER_SAMPLES))
-            pairs = zip_longest(network.steps, other.steps)
-            for step in (one or two for one, two in pairs if one != two):
-                raise Unsupported(f"{step.layer} depends on the number of samples in a batch")
-        return network
+        if shape not in self._networks:
+            self._networks[shape] = self._network(_run(self.model, self.graph, shape))
+        return self._networks[shape]
 
     def _network(self, results: dict[fx.Node, Any]) -> Network:
         layers = dict(self.model.named_modules(remove_duplicate=False))
@@ -157,42 +142,20 @@ def _fits_within(step: Step, pool: Step) -> bool:
 
 def _trace(model: nn.Module) -> fx.Graph:
     """The model's code, followed; the model stays as it was."""
-    as_it_was = Beside(model)
-    try:
-        graph, changed = _follow(model)
-        if changed:  # the first time only, perhaps: it may have noted something down
-            graph, changed = _follow(model)
-    finally:
-        as_it_was.restore()
-    for path, known in changed:
-        if known.draws:
-            raise Unsupported("the model's code draws random numbers outside of its layers")
-        layer = _named(path, model.get_submodule(path))
-        what = f"its attribute {known.name!r}" if known.own else f"{known.name!r}, not its own,"
-        raise Unsupported(f"{layer} changes {what} whenever it is called")
-    return graph
-
-
-def _follow(model: nn.Module) -> tuple[fx.Graph, list[tuple[str, Known]]]:
-    """What the model's code does, and what else has changed."""
-    tracer, before = _Tracer(), Beside(model)
-
-    def refuse(function: type, *_: Any, **__: Any) -> Any:
-        how = f"uses {function.__name__}, a function with its own backward"
-        raise Unsupported(f"{tracer.here(model)} {how}")
-
-    apply = torch.autograd.Function.__dict__["apply"]
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment]
-    try:
-        with torch.enable_grad():
+    tracer, as_it_was = _Tracer(), Attributes(model)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        before = torch.get_rng_state()
+        try:
             graph = tracer.trace(model)
-    except Unsupported:
-        raise
-    except Exception as error:  # whatever a model does with its symbolic input
-        raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
-    finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-    return graph, before.changed()
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever a model does with its symbolic input
+            raise Unsupported(f"{tracer.here(model)} cannot be traced: {_why(error)}") from error
+        finally:
+            as_it_was.restore()
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Unsupported("the model's code draws random numbers outside of its layers")
+    return graph
 
 
 class _Tracer(fx.Tracer):
@@ -205,20 +168,9 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in LAYERS or super().is_leaf_module(m, module_qualified_name)
 
-    def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        if kind.startswith("call"):
-            # Both are states of PyTorch, not operations: a trace does not show them.
-            path = target if kind == "call_module" else ""
-            where = _named(path, self.root.get_submodule(path)) if path else self.here(self.root)
-            if not torch.is_grad_enabled():
-                raise Unsupported(f"{where} runs with gradients off")
-            if torch.is_autocast_enabled("cpu"):
-                raise Unsupported(f"{where} runs with autocast on")
-        return super().create_node(kind, target, *args, **kwargs)
-
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(m, nn.modules.dropout._DropoutNd) and not m.training:
-            where = _named(self.path_of_module(m), m)
+            where = named(self.path_of_module(m), m)
             raise Unsupported(f"{where} is switched off while the model is trained")
         self._inside.append((self.path_of_module(m), m))
         result = super().call_module(m, forward, args, kwargs)
@@ -227,13 +179,7 @@ class _Tracer(fx.Tracer):
 
     def here(self, model: nn.Module) -> str:
         """The layer that is being followed."""
-        return _named(*(self._inside[-1] if self._inside else ("", model)))
-
-
-def _named(path: str, layer: nn.Module) -> str:
-    return (
-        f"layer {path} ({type(layer).__name__})" if path else f"the model ({type(layer).__name__})"
-    )
+        return named(*(self._inside[-1] if self._inside else ("", model)))
 
 
 def _why(error: Exception) -> str:
@@ -250,7 +196,7 @@ def _why(error: Exception) -> str:
 def _where(node: fx.Node, layers: dict[str, nn.Module]) -> str:
     """The layer to which a step belongs, and the function, if it is one."""
     if node.op == "call_module":
-        return _named(str(node.target), layers[str(node.target)])
+        return named(str(node.target), layers[str(node.target)])
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = stack[-1] if stack else ("", nn.Module)
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
@@ -271,8 +217,6 @@ def _check(node: fx.Node, layers: dict[str, nn.Module]) -> None:
     where = _where(node, layers)
     if node.op == "call_module":
         layer = layers[str(node.target)]
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            raise Unsupported(f"{where} has hooks")
         if type(layer) not in LAYERS:
             raise Unsupported(f"{where} is not one that the kernels know")
     elif node.op in ("call_function", "call_method") and _reader(node, None) is None:
@@ -284,33 +228,24 @@ def _check(node: fx.Node, layers: dict[str, nn.Module]) -> None:
 
 
 @torch.no_grad()
-def _run(
-    model: nn.Module, graph: fx.Graph, shape: tuple[int, ...], samples: int
-) -> dict[fx.Node, Any]:
-    """What every node gives for so many inputs of this shape."""
+def _run(model: nn.Module, graph: fx.Graph, shape: tuple[int, ...]) -> dict[fx.Node, Any]:
+    """What every node gives for a few inputs of this shape."""
     # A copy in use, not in training: neither the model's own buffers nor random numbers change.
     copied = copy.deepcopy(without_graphs(model)).eval()
     module = fx.GraphModule(copied, graph)
     kind = next((p.dtype for p in model.parameters()), torch.get_default_dtype())
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(samples, *shape, generator=generator).to(kind)
+    inputs = torch.randn(SAMPLES, *shape, generator=generator).to(kind)
     interpreter = fx.Interpreter(module)
     interpreter.garbage_collect_values = False
     layers = dict(module.named_modules(remove_duplicate=False))
     results: dict[fx.Node, Any] = {}
-    overwritten: dict[fx.Node, str] = {}
     for node in graph.nodes:
-        before = {given: _version(results[given]) for given in node.all_input_nodes}
         if node.op == "placeholder":
-            results[node] = inputs.clone()
+            results[node] = inputs
         elif node.target in DROPOUTS:  # traced in training, where they draw
-            results[node] = results[node.all_input_nodes[0]].clone()
-        elif node.op == "output":
-            _check_reads(node, overwritten, layers)
-            with torch.random.fork_rng(devices=[]):  # dropout may be on even in use
-                answer = copied(inputs)
-            _check_answer(answer, results.get(node.args[0]))
-        else:
+            results[node] = results[node.all_input_nodes[0]]
+        elif node.op != "output":
             interpreter.env = results
             try:
                 results[node] = interpreter.run_node(node)
@@ -320,47 +255,4 @@ def _run(
                     f"inputs of shape {list(shape)} do not fit the model: "
                     f"{_where(node, layers)}: {said}"
                 ) from error
-            if isinstance(results[node], Tensor):
-                _check_reads(node, overwritten, layers)
-            for given, version in before.items():
-                # Dropout draws nothing here, so that it does not show what it will do in training.
-                inplace = getattr(layers.get(str(node.target)), "inplace", False)
-                if inplace or _version(results[given]) != version:
-                    shared = [n for n in results if n is not node and _share(n, given, results)]
-                    overwritten |= dict.fromkeys(shared, _where(node, layers))
     return results
-
-
-def _check_answer(answer: Any, read: Any) -> None:
-    """Refuses a model of which something else was read: tracing sees one way through its code, in
-    training, and takes ``a += b`` for ``a = a + b``, whoever else looks at `a`."""
-    if not (isinstance(answer, Tensor) and isinstance(read, Tensor)):
-        return  # refused for what it is
-    scale = float(read.abs().max()) if read.numel() else 0.0
-    same = answer.shape == read.shape
-    if not (same and torch.allclose(answer, read, rtol=0, atol=1e-3 * scale, equal_nan=True)):
-        why = "it does one thing in training and another in use, or changes in place what it reads"
-        raise Unsupported(f"the model's code does not do what its trace does: {why} again")
-
-
-def _version(value: Any) -> int:
-    """A number that grows whenever a tensor's memory is written."""
-    return value._version if isinstance(value, Tensor) else 0
-
-
-def _share(one: fx.Node, other: fx.Node, results: dict[fx.Node, Any]) -> bool:
-    """Whether two values are in the same memory."""
-    a, b = results[one], results[other]
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return False
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _check_reads(
-    node: fx.Node, overwritten: dict[fx.Node, str], layers: dict[str, nn.Module]
-) -> None:
-    """Refuses to read what an operation in place has changed: in the kernels every value stays."""
-    for given in node.all_input_nodes:
-        if given in overwritten:
-            where = "the model's answer" if node.op == "output" else _where(node, layers)
-            raise Unsupported(f"{where} reads a value that {overwritten[given]} changes in place")

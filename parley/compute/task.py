@@ -23,6 +23,7 @@ from parley.compute.buffers import (
     without_statistics,
 )
 from parley.compute.goals import Goal
+from parley.compute.parameters import check_tensors
 from parley.compute.precision import BF16, FULL
 from parley.errors import BadValue
 from parley.models.adapters import merged
@@ -72,6 +73,13 @@ class Facts(NamedTuple):
     """Whether it also does when the model is used."""
 
 
+def call_with(named: dict[str, Tensor], model: nn.Module, inputs: Tensor) -> Tensor:
+    """What a model answers with these parameters and buffers in place of its own."""
+    # Every name is given: torch's way of tying them leaves a layer that has two names changed.
+    found: Tensor = functional_call(model, named, (inputs,), tie_weights=False)
+    return found
+
+
 class Task:
     """A model's architecture and loss, with the parameters taken out as one flat vector.
 
@@ -93,6 +101,7 @@ class Task:
         precision: str = FULL,
         facts: Facts = Facts(),  # noqa: B008 - it never changes
     ) -> None:
+        check_tensors(model)
         check_norms(model)
         self.whole = model.to(device=device, dtype=dtype).train()
         """The model with its running statistics, as it is used after training."""
@@ -122,6 +131,14 @@ class Task:
         self.names = tuple(learned)
         self.shapes = tuple(p.shape for p in learned.values())
         self.sizes = tuple(p.numel() for p in learned.values())
+        # Several layers may share a parameter, and of a layer that has two names one is enough.
+        number = {id(p): k for k, p in enumerate(learned.values())}
+        self._places = [
+            (f"{path}.{name}" if path else name, number[id(p)])
+            for path, layer in model.named_modules()
+            for name, p in layer._parameters.items()
+            if id(p) in number
+        ]
         self.size = sum(self.sizes)
         self.random = (
             facts.random
@@ -131,10 +148,6 @@ class Task:
             )
         )
         """Whether a forward pass in training draws random numbers (dropout)."""
-        self.uses_batch = any(
-            isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules()
-        )
-        """Whether a sample's outputs depend on the others in its batch."""
         of_weights = [torch.full((p.numel(),), p.ndim > 1) for p in learned.values()]
         self.weights_D = torch.cat(of_weights).to(device=device, dtype=dtype)
         """1 for entries of weights, 0 for those of biases and norms, which have one dimension."""
@@ -178,20 +191,21 @@ class Task:
     def _seen(self, model: nn.Module, x_D: Tensor, b_S: Tensor, inputs: Tensor) -> Tensor:
         buffers = self.layout.tensors(b_S)
         with torch.random.fork_rng(devices=[], enabled=self.random):
-            functional_call(model, {**self.parameters(x_D), **buffers}, (inputs,))
+            call_with({**self.parameters(x_D), **buffers}, model, inputs)
         return self.layout.flat(buffers, b_S)
 
     def parameters(self, x_D: Tensor) -> dict[str, Tensor]:
-        """The flat vector as named tensors: views, not copies."""
-        parts = x_D.split(self.sizes)
-        return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+        """The flat vector as named tensors: views, not copies. One that several layers share has
+        several names."""
+        parts = [p.view(s) for p, s in zip(x_D.split(self.sizes), self.shapes, strict=True)]
+        return {name: parts[k] for name, k in self._places}
 
     def outputs(self, x_D: Tensor, inputs: Tensor) -> Tensor:
         """What the model with parameters `x_D` answers in training, in the parameters' type."""
         bf16 = self.precision == BF16
         with torch.autocast(x_D.device.type, torch.bfloat16, enabled=bf16):
-            outputs = functional_call(self.model, self.parameters(x_D), (inputs,))
-        return outputs.to(self.dtype) if bf16 else outputs  # type: ignore[no-any-return]
+            outputs = call_with(self.parameters(x_D), self.model, inputs)
+        return outputs.to(self.dtype) if bf16 else outputs
 
     def losses(self, x_D: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of every sample, ``[n]``."""
@@ -212,7 +226,7 @@ class Task:
         model, named = self._split(x_E)
         model.eval()
         try:
-            return functional_call(model, named, (inputs,))  # type: ignore[no-any-return]
+            return call_with(named, model, inputs)
         finally:
             model.train()
 

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
+from parley.compute.beside import Beside
 from parley.compute.buffers import Norm
 from parley.compute.failing import failing_layer
-from parley.compute.task import Facts, Loss, Task
+from parley.compute.parameters import WritesTo
+from parley.compute.task import Facts, Loss, Task, call_with
 from parley.errors import BadValue
 
 TRIED = 4
 """Samples on which model and loss are tried."""
+REPEATED = 1e-3
+"""Share by which two gradients for the same samples may differ: some sums have no fixed order."""
 ALIKE = 1e-4
 """Two ways to compute the same loss agree to this relative precision."""
 
@@ -106,7 +110,7 @@ def _draws_numbers(task: Task, name: str, inputs: Tensor) -> bool:
     after = {n: b.clone() for n, b in before.items()}
     with torch.random.fork_rng(devices=[]):
         drawn_before = torch.get_rng_state()
-        functional_call(task.model, {**task.parameters(task.start()), **after}, (inputs,))
+        call_with({**task.parameters(task.start()), **after}, task.model, inputs)
         random = not torch.equal(drawn_before, torch.get_rng_state())
     for path, layer in task.model.named_modules():
         if isinstance(layer, Norm) and not layer.training:
@@ -185,14 +189,39 @@ def _losses(task: Task, loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _differentiate(task: Task, name: str, inputs: Tensor, targets: Tensor) -> None:
+    """Refuses a model whose gradient cannot be computed, or not once more with the same result: no
+    engine could then repeat a run, nor continue it."""
+    first_D = _gradient(task, name, inputs, targets)
+    before = Beside(task.model, task.loss)
+    again_D = _gradient(task, name, inputs, targets)
+    valid = "a model that depends on nothing but parameters, inputs and torch's random numbers"
+    if changed := before.changed():
+        if changed.draws:
+            valid = "a model that draws from torch's global generator (torch.rand, F.dropout), "
+            valid += "which is seeded for every agent and step"
+        raise BadValue("model", name, valid, changed.what)
+    if bool((again_D - first_D).norm() > REPEATED * first_D.norm()):
+        raise BadValue(
+            "model", name, valid, "its gradient is another one when it is computed again"
+        )
+
+
+def _gradient(task: Task, name: str, inputs: Tensor, targets: Tensor) -> Tensor:
     x_D = task.start().requires_grad_()
+    watch = WritesTo(x_D)
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.autograd.grad(task.losses(x_D, inputs, targets).mean(), x_D)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), watch:
+            torch.manual_seed(0)
+            (found_D,) = torch.autograd.grad(task.losses(x_D, inputs, targets).mean(), x_D)
     except RuntimeError as error:
-        said = _first_line(error).partition(": [")[0]
+        said = _first_line(error).partition(": [")[0].partition(". ")[0]
         because = f"autograd cannot compute its gradient: {said}"
         raise BadValue("model", name, "a model that can be differentiated", because) from error
+    if watch.written:
+        because = f"its code changes its parameters in place ({watch.written})"
+        valid = "a model that only reads its parameters: a parametrization, say"
+        raise BadValue("model", name, valid, because)
+    return found_D
 
 
 def _name(loss: object) -> str:

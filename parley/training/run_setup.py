@@ -60,10 +60,13 @@ def choose_engine(
         engines.check(name, task, batch)
     else:
         shape = tuple(batch.inputs.shape[2:])
-        names = engines.candidates(task, shape)
-        found = engines.fastest(task, batch) if transport.placement.here == 0 else names[0]
+        found = engines.fastest(task, batch) if transport.placement.here == 0 else "loop"
+        names = list(engines.ENGINES)
         chosen = int(transport.each(torch.tensor(names.index(found)))[0])
         name = names[min(max(chosen, 0), len(names) - 1)]
+        if why := engines.reason_against(name, task, shape):
+            log.info("using engine loop here, not %s: %s", name, why)
+            name = "loop"
         if how := engines.missed(task, shape):
             log.info("using engine %s, with %s", name, how)
     log.debug("engine %s, %d threads", name, threads)

@@ -63,7 +63,7 @@ def test_no_pairs() -> None:
     "model, reason",
     [
         (nn.Sequential(nn.Conv2d(1, 2, 3)), "Conv2d"),
-        (nn.Linear(3, 2), "not only dense layers"),
+        (nn.Linear(3, 2), "the model is a Linear, not a plain nn.Sequential"),
         (nn.Sequential(nn.Linear(3, 2), nn.Dropout()), "Dropout"),
     ],
 )
