@@ -14,7 +14,7 @@ from parley.compute.precision import FULL
 from parley.compute.task import Task
 from parley.data import Batch
 
-SAMPLES = 16
+SAMPLES = 8
 """In the full batch, at most: what reads the number of samples shows with few of them, too."""
 TRIES = 3
 """Rounding may put a value on the other side of a kink, but hardly at three different models."""
