@@ -146,7 +146,7 @@ def _full_and_short(batch: Batch) -> Batch:
         for values in (batch.inputs, batch.targets)
     )
     sizes = (n := len(inputs), n - n // 3)
-    size_A1 = torch.tensor(sizes)[:, None]
+    size_A1 = torch.tensor(sizes, dtype=torch.float64)[:, None]
     weights = ((torch.arange(n) < size_A1) / size_A1).to(batch.weights)
     inputs, targets = (torch.stack([values, values.flip(0)]) for values in (inputs, targets))
     return Batch(inputs, targets, weights, sizes, (0, 1), 0)

@@ -332,6 +332,15 @@ def test_every_answer_of_an_engine_is_compared(what: str, said: str) -> None:
     assert Agreement(task, batch).difference(Doubling(task, what)) == said
 
 
+@pytest.mark.parametrize("name", ["fused", "stacked", "vmap"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_engines_that_are_right_are_not_declined(name: str, dtype: torch.dtype) -> None:
+    if name == "fused" and (dtype == torch.float64 or not kernels.available()):
+        pytest.skip("no compiled kernels for this")
+    task, batch = fitted(dense(), dtype)
+    choose.check(name, task, batch)
+
+
 @pytest.mark.parametrize("precision", ["full", "bf16"])
 def test_rounding_is_no_difference(precision: str) -> None:
     task, batch = Task(dense(), precision=precision), make_batch((8,), SIZES, classes=3)
