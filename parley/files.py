@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -152,8 +153,55 @@ def _check_sizes(table: dict[str, Any]) -> None:
             below += [(each, depth + 1) for each in inner]
 
 
+SEAL = re.compile(rb'"check": "crc32 ([0-9a-f]{8})"\s*}\s*$')
+"""The last field of a sealed JSON object: a checksum of its text, in which its digits are zeros."""
+SEAL_BYTES = 40
+"""The end of a text in which its seal is."""
+_ZEROS = "crc32 00000000"
+
+
+def sealed(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """A JSON object with a checksum of itself, which `parse_json` checks and takes off.
+
+    >>> sealed({"epoch": 1})
+    '{"epoch": 1, "check": "crc32 457a5654"}'
+    >>> parse_json(sealed({"epoch": 1}).replace("1", "2", 1))
+    Traceback (most recent call last):
+    parley.files.Unreadable: it does not match its checksum
+    """
+    text = json.dumps({**content, "check": _ZEROS}, indent=indent)
+    before, _, after = text.rpartition(_ZEROS)
+    return f"{before}crc32 {zlib.crc32(text.encode()):08x}{after}"
+
+
+def is_sealed(text: bytes) -> bool:
+    """Whether a JSON text has a checksum, or what a damaged bit has made of one."""
+    end = text[-SEAL_BYTES:]
+    return b'"check": ' in end or b"crc32" in end
+
+
+def _check_seal(text: bytes) -> None:
+    text = text.removesuffix(b"\n")
+    found = SEAL.search(text, max(0, len(text) - SEAL_BYTES))
+    if found is None:
+        raise Unreadable("its checksum is damaged")
+    at, end = found.span(1)
+    if zlib.crc32(b"%b00000000%b" % (text[:at], text[end:])) != int(found[1], 16):
+        raise Unreadable("it does not match its checksum")
+
+
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text holds."""
+    """What a JSON text holds; one with a checksum must match it."""
+    content = text.encode() if isinstance(text, str) else text
+    if not is_sealed(content):
+        return _loaded(text)
+    _check_seal(content)
+    found = _loaded(text)
+    found.pop("check")
+    return found
+
+
+def _loaded(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:

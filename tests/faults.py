@@ -1,7 +1,6 @@
 """Hosts for tests: real processes with folders of their own, to be killed, paused and restarted."""
 
 import io
-import json
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from parley import user_code, version
 from parley.cluster import launch
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.files import parse_json
 from parley.training import metrics
 from parley.training.events import Event, StepDone
 from parley.training.problem import Problem, problem
@@ -160,7 +160,7 @@ class Hosts:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     found = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [json.loads(line) for line in found]
+    return [parse_json(line) for line in found]
 
 
 def host(

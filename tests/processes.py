@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from parley.files import parse_json
+
 TOKEN = f"PARLEY_TEST_TOKEN_{os.getpid()}"
 """A variable by which our processes are known, and not those of tests that others run."""
 PRELOADED = ["parley.cli.train", "parley.cli.compare", "parley.cli.join", "pytest"]
@@ -162,5 +164,5 @@ def records(run: Path) -> list[dict[str, Any]]:
     """The whole lines of ``records.jsonl``, without what depends on the machine."""
     path = run / "records.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    made: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    made: list[dict[str, Any]] = [parse_json(line) for line in lines]
     return [{k: v for k, v in record.items() if k not in TIMING} for record in made]

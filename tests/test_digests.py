@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from parley.files import parse_json
 from tests import digests
 from tests.digests import FOLDERS, ROWS, TRAJECTORIES, Said, changes, command, differences, read
 
@@ -144,7 +145,7 @@ def test_a_finished_run_is_left_as_it_is(folders: Path) -> None:
         "train finished/experiment.toml --engine loop --out finished --resume --json", folders
     )
     if not refused(said):
-        assert said.json == json.loads(before["summary.json"])
+        assert said.json == parse_json(before["summary.json"])
     assert {name: before[name] for name in before} == {
         name: data for name, data in contents(run).items() if name in before
     }

@@ -10,16 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = (
-    "datasets",
-    "pyarrow",
-    "pandas",
-    "dill",
-    "huggingface_hub",
-    "sklearn",
-    "transformers",
-    "matplotlib",
-)
+EXTRAS = ("datasets", "pyarrow", "pandas", "dill", "huggingface_hub", "sklearn", "transformers")
 """What only extras bring."""
 BLOCKED = f"""
     import sys

@@ -101,7 +101,7 @@ def _absent(done: dict[str, Any]) -> dict[str, str]:
     if absent := done.get("agents_absent"):
         from parley.cluster.noticeboard import listed
 
-        return {"without": f"{listed(absent)}, whose workers are gone"}
+        return {"without": f"{listed(absent)} of {', '.join(done['hosts_absent'])}"}
     return {}
 
 

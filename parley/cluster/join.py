@@ -158,7 +158,9 @@ class Meeting(Gathering):
 
     def transport(self, placement: Placement) -> Transport:
         """Within this process, or by `torch.distributed`."""
-        return Local(placement) if self.store is None else Processes(placement)
+        transport = Local(placement) if self.store is None else Processes(placement)
+        transport.trusted = self.local
+        return transport
 
     def membership(self) -> Rosters | None:
         """Fixed: whoever started ends together."""

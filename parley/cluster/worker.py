@@ -35,7 +35,7 @@ from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.store.journal import Count, Journal
 from parley.store.lock import Hold
-from parley.store.status import reported
+from parley.store.status import mark_stopped, reported
 from parley.training.events import EpochDone, Event, Started
 from parley.training.pace import last_step, sizes_of
 from parley.training.problem import Problem, task_of
@@ -221,6 +221,14 @@ class Worker:
 
     def work(self) -> Outcome | None:
         """Runs generation after generation until one of them reaches the end."""
+        try:
+            return self._generations()
+        except KeyboardInterrupt:
+            if self.hold and self.membership:  # between two generations, of which one was lost
+                mark_stopped(self.hold.folder, ("running", "failed"))
+            raise
+
+    def _generations(self) -> Outcome | None:
         left = False
         while True:
             membership = self.membership
@@ -264,7 +272,7 @@ class Worker:
             self.test_samples,
             callbacks if board.rank == 0 else callbacks.silent(),
         )
-        journal = Journal(self.hold, board)
+        journal = Journal(self.hold, board, self._host_of)
         journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)
         if self.membership:
             return self._recovered(self.membership, roster, run, journal, bridges)
@@ -292,6 +300,13 @@ class Worker:
             return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
+
+    def _name(self, worker: int) -> str:
+        return worker_name(self.meeting.label(worker))
+
+    def _host_of(self, agent: int) -> str:
+        worker = self.worker_of[agent]
+        return self._name(worker) if worker >= 0 else "nobody (a vacant place)"
 
     def _each(
         self, membership: Rosters, roster: Roster, run: Trainer, rank: int, event: Event
@@ -342,10 +357,11 @@ class Worker:
             ("joined with", new),
         )
         for word, workers in changes:
+            level = logging.WARNING if workers is gone else logging.INFO
             for worker in workers:
                 agents = [a for a, w in enumerate(self.worker_of) if w == worker]
-                who = worker_name(self.meeting.label(worker))
-                log.info("%s %s %s (step %d)", who, word, listed(agents), run.step)
+                what = listed(agents) if agents else "it"
+                log.log(level, "%s %s %s (step %d)", self._name(worker), word, what, run.step)
         if run.evaluation.test.count != self.tested_on:
             rest = (
                 "; the others are on absent hosts"
@@ -403,7 +419,8 @@ def follow(
         confusion = _confusion(run, agents["classes"], last, models_NE)
         summary = journal.finish(run, confusion, mean_E)
         if absent := summary.get("agents_absent"):
-            log.warning("the run ends without %s: their workers are gone", listed(absent))
+            hosts = ", ".join(summary["hosts_absent"])
+            log.warning("the run ends without %s: lost %s", listed(absent), hosts)
     if run.transport.placement.here and not everywhere:
         return None
     about = {"agents": agents, "confusion": confusion}

@@ -24,6 +24,7 @@ from torch import Tensor
 from parley.compute.engine import Engine
 from parley.compute.sums import Sums
 from parley.data import Batch, Batches
+from parley.errors import BadValue
 from parley.graphs import Edge, Topology
 from parley.graphs.sequences import random_matching
 from parley.neighbourhood.clustering import Clusters
@@ -200,6 +201,11 @@ class Neighbourhood:
     def _computed(
         self, x_PD: Tensor, batch: Batch, rows: Sequence[int], owners: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
+        if not all(map(batch.sizes.__getitem__, rows)):
+            empty = next(batch.agents[row] for row in rows if not batch.sizes[row])
+            because = f"it has no samples in the batch of step {batch.step + 1}"
+            valid = "a sample for every agent that takes a gradient; gradient(..., active_A=) rests"
+            raise BadValue("batch", f"agent {empty}", valid, because)
         self.meter.count(batch, rows)
         return self.engine.gradients(x_PD, batch, rows, owners)
 

@@ -299,6 +299,7 @@ class PeerMeeting(Gathering):
                 self._tell(error)
             raise
         except KeyboardInterrupt:
+            self.links.last_words = "it was stopped"
             if final:
                 self._tell(ParleyError(f"peers: {self.links.me} was stopped"))
             raise

@@ -4,7 +4,6 @@ OUT/<table>/<cell>/<variant>/seed-<s>/ holds one run. A reduced run is a differe
 its own folder, for example ``as-run-20-epochs``.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
-from parley.files import SMALL, Unreadable, parse_json, read_text, write_atomically
+from parley.files import SMALL, Unreadable, parse_json, read_text, sealed, write_atomically
 from parley.reproduce.preset import Preset, variant_name
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
@@ -179,9 +178,9 @@ def _packed(folder: Path) -> dict[str, str]:
     }
     files[EXPERIMENT] = _without_how(read_experiment(folder))
     if SUMMARY in files:
-        summary: dict[str, Any] = json.loads(files[SUMMARY])
+        summary: dict[str, Any] = parse_json(files[SUMMARY])
         summary["out"] = None
-        files[SUMMARY] = json.dumps(summary, indent=2) + "\n"
+        files[SUMMARY] = sealed(summary, indent=2) + "\n"
     return files
 
 

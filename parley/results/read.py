@@ -4,6 +4,7 @@
 a gap and a note is better than none. Nothing here needs torch, since the dashboard uses it too.
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -12,9 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from parley.errors import BadValue
-from parley.files import Unreadable, lines_of, parse_json, parse_toml, read_text
-from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
+from parley.files import Unreadable, is_sealed, lines_of, parse_json, parse_toml, read_text
+from parley.store.folder import (
+    AGENTS,
+    CONFUSION,
+    ENVIRONMENT,
+    EXPERIMENT,
+    RECORDS,
+    SUMMARY,
+    UNVERIFIED,
+)
 from parley.training.record import Record, latest_by_epoch, parse_lines
+
+log = logging.getLogger(__name__)
 
 DEPTH = 8
 """How many levels of folders below the given one are searched for runs."""
@@ -39,6 +50,8 @@ class RecordedRun:
     """Of the best and the worst agent (``confusion.json``), once the run is complete."""
     notes: list[str] = field(default_factory=list)
     """What was damaged or missing, to show on the page."""
+    verified: bool = True
+    """Whether the records have checksums."""
 
     @property
     def seed(self) -> int:
@@ -111,7 +124,10 @@ def find_runs(path: Path) -> list[Path]:
 def read_all(paths: Iterable[Path]) -> list[RecordedRun]:
     """All runs in and below these folders, each once."""
     found = dict.fromkeys(p for path in paths for p in find_runs(path))
-    return [read_run(path) for path in found]
+    runs = [read_run(path) for path in found]
+    if older := sum(not run.verified for run in runs):
+        log.info("%s", UNVERIFIED % f"the records of {older} of {len(runs)} runs")
+    return runs
 
 
 def read_run(path: Path) -> RecordedRun:
@@ -120,20 +136,25 @@ def read_run(path: Path) -> RecordedRun:
         raise BadValue("run", str(path), "the folder of a run", f"it has no {EXPERIMENT}")
     notes: list[str] = []
     options = _read(path / EXPERIMENT, parse_toml, notes) or {}
-    records, damaged = parse_lines(_record_lines(path / RECORDS, notes))
+    written = list(_record_lines(path / RECORDS, notes))
+    records, damaged = parse_lines(written)
     if damaged:
         which = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
         lines = f"{len(damaged)} damaged line{'s' * (len(damaged) > 1)}"
         notes.append(f"{RECORDS}: {lines} skipped ({which})")
+    summary = _read(path / SUMMARY, parse_json, notes)
+    if summary and summary.get("epochs") not in (None, *(r["epoch"] for r in records)):
+        notes.append(f"{RECORDS}: the last record is missing")
     return RecordedRun(
         path=path,
         options=options,
         environment=_read(path / ENVIRONMENT, parse_json, notes) or {},
         records=latest_by_epoch(records),
-        summary=_read(path / SUMMARY, parse_json, notes),
+        summary=summary,
         agents=_read(path / AGENTS, parse_json, notes),
         confusion=_read(path / CONFUSION, parse_json, notes),
         notes=notes,
+        verified=all(map(is_sealed, written)),
     )
 
 

@@ -17,7 +17,6 @@ tokenizer.json; agents/ has the models of the agents hosted here (`parley.store.
 summary.json        written when the run is complete
 """
 
-import json
 import logging
 import os
 import platform
@@ -37,10 +36,12 @@ from parley.files import (
     Unreadable,
     append_line,
     is_partial,
+    is_sealed,
     lines_of,
     make_folder,
     parse_json,
     read_text,
+    sealed,
     write_atomically,
 )
 from parley.schedule import depends_on_length
@@ -68,6 +69,9 @@ MODEL, CARD, TOKENIZER = "model.safetensors", "model.json", "tokenizer.json"
 GRAPH, PARTITION, LINKS = "graph.txt", "partition.json", "links.toml"
 ENCLOSED = {GRAPH: "topology", PARTITION: "partition", LINKS: "links"}
 """Copies of files that the experiment names, and the field that names each."""
+
+
+UNVERIFIED = "%s have no checksums, since an older version wrote them: they cannot be verified"
 
 
 def fresh_name(parent: Path, stem: str) -> Path:
@@ -193,7 +197,7 @@ class RunFolder:
     def create(self, experiment: "Experiment", files: Mapping[str, str] | None = None) -> None:
         """Writes the experiment to the folder, unless it is there already."""
         named = {"label": experiment.algorithm.label}
-        about = json.dumps(environment() | named, indent=2) + "\n"
+        about = sealed(environment() | named, indent=2) + "\n"
         texts = {EXPERIMENT: experiment.to_toml(), ENVIRONMENT: about, **(files or {})}
         with self._writing():
             make_folder(self.path)
@@ -222,6 +226,7 @@ class RunFolder:
         if not os.path.lexists(path):
             return []
         records: list[Record] = []
+        verified = True
         try:
             for number, line in enumerate(lines_of(path), start=1):
                 if (record := parse_record(line)) is None:
@@ -230,35 +235,41 @@ class RunFolder:
                         "continue without it"
                     )
                 records.append(record)
+                verified &= is_sealed(line)
         except Unreadable as error:
             raise ParleyError(f"records: {path} is damaged ({error})") from None
+        if not verified:
+            log.info("%s", UNVERIFIED % f"the records in {self.path}")
         return records
 
     def append(self, record: Mapping[str, Any] | Record, to: str = RECORDS) -> None:
         """Appends a record, which is on disk before this returns."""
         with self._writing():
-            append_line(self.path / to, json.dumps(record))
+            append_line(self.path / to, sealed(record))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The valid lines of a file of JSON objects."""
         found: list[dict[str, Any]] = []
-        with suppress(Unreadable):
-            for line in lines_of(self.path / name):
-                if isinstance(read := parse_json(line), dict):
-                    found.append(read)
+        with suppress(Unreadable):  # there may be no such file
+            for number, line in enumerate(lines_of(self.path / name), start=1):
+                try:
+                    read = parse_json(line)
+                except Unreadable as error:
+                    log.warning("%s: line %d is left out (%s)", self.path / name, number, error)
+                    continue
+                found += [read] if isinstance(read, dict) else []
         return found
 
-    def rewrite(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+    def rewrite(self, name: str, lines: Sequence[Mapping[str, Any] | Record]) -> None:
         """The lines of a file of JSON objects, all at once."""
         with self._writing():
-            write_atomically(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
+            write_atomically(self.path / name, "".join(sealed(line) + "\n" for line in lines))
 
     def rewind(self, records: list[Record], epoch: int) -> list[Record]:
         """Drops records newer than the checkpoint a run resumes from."""
         kept = [r for r in records if r["epoch"] <= epoch]
         if kept or (self.path / RECORDS).exists():
-            with self._writing():
-                write_atomically(self.path / RECORDS, "".join(json.dumps(r) + "\n" for r in kept))
+            self.rewrite(RECORDS, kept)
         return kept
 
     def summary(self) -> dict[str, Any] | None:
@@ -296,12 +307,12 @@ class RunFolder:
         """Writes a small file next to the records, unless it is there already."""
         if not (self.path / name).exists():
             with self._writing():
-                write_atomically(self.path / name, json.dumps(content) + "\n")
+                write_atomically(self.path / name, sealed(content) + "\n")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Marks the run as complete."""
         with self._writing():
-            write_atomically(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+            write_atomically(self.path / SUMMARY, sealed(summary, indent=2) + "\n")
 
 
 def _text(what: str, path: Path, most: int = LARGEST) -> str:

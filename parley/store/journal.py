@@ -2,6 +2,7 @@
 
 import logging
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -60,8 +61,12 @@ class Journal:
     records, so that every host has all of them.
     """
 
-    def __init__(self, hold: Hold | None, board: Board) -> None:
-        """`hold` is this process's hold on the folder; without one, nothing is kept."""
+    def __init__(
+        self, hold: Hold | None, board: Board, host_of: Callable[[int], str] = "agent {}".format
+    ) -> None:
+        """`hold` is this process's hold on the folder; without one, nothing is kept. `host_of` is
+        what the host of an agent is called."""
+        self._host_of = host_of
         self.hold = hold
         self.out = hold.folder if hold else None
         self.folder = RunFolder(hold.folder) if hold else None
@@ -219,6 +224,7 @@ class Journal:
         hosted = run.transport.placement.numbers or range(run.experiment.agents)
         if absent := [agent for agent in range(run.experiment.agents) if agent not in hosted]:
             summary["agents_absent"] = absent
+            summary["hosts_absent"] = list(dict.fromkeys(map(self._host_of, absent)))
         if self.folder and self.keeper:
             self.folder.write_once(CONFUSION, confusion)
             self.folder.finish(summary)

@@ -8,7 +8,6 @@ tokenizer.json              for models of text
 The tensors have the names of the module's ``state_dict``.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +17,6 @@ from typing import Annotated, Literal, Self
 import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from parley.data import Transform
@@ -28,14 +26,13 @@ from parley.errors import BadValue, NotWritten, shown
 from parley.files import (
     SMALL,
     Unreadable,
-    make_folder,
     parse_json,
     read_text,
-    regular,
-    replacing,
+    sealed,
     write_atomically,
 )
 from parley.measures import LANGUAGE_MODEL
+from parley.models import weights
 from parley.models.architecture import MOST_AXES, Architecture
 from parley.store.folder import CARD, MODEL, TOKENIZER, environment
 from parley.training.from_python import architecture_of
@@ -150,17 +147,12 @@ def write(path: Path, run: Trainer, mean_E: Tensor, keeper: bool) -> None:
         write_atomically(path / TOKENIZER, text)
     _save(path / MODEL, run.task.module(mean_E))
     card = Card.of(run).model_dump(mode="json", exclude_none=True)
-    write_atomically(path / CARD, json.dumps(card, indent=2) + "\n")
+    write_atomically(path / CARD, sealed(card, indent=2) + "\n")
 
 
 def _save(path: Path, module: nn.Module) -> None:
-    # Tensors that share memory, as tied weights do, are written once for each of their names.
-    tensors = {n: v.detach().cpu().contiguous().clone() for n, v in module.state_dict().items()}
-    temporary = path.with_suffix(".partial")
     try:
-        make_folder(path.parent)
-        with replacing(path, temporary):
-            save_file(tensors, temporary, {"format": "pt"})
+        weights.save(path, module.state_dict())
     except (OSError, SafetensorError) as error:
         raise NotWritten(f"out: {path} cannot be written ({error})") from None
 
@@ -260,8 +252,7 @@ class Trained:
             valid = f"one of {', '.join(map(str, held))}" if held else "none"
             raise BadValue("agent", agent, valid, "only agents hosted here have their models here")
         try:
-            with regular(path):
-                tensors: dict[str, Tensor] = load_file(path)
+            tensors = weights.load(path)
         except (OSError, SafetensorError, ValueError, MemoryError) as error:
             why = f"{path.name}: {shown(error, 200)}"
             raise BadValue("run", str(self.path), "a run whose files are intact", why) from None

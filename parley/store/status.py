@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -42,12 +42,14 @@ def reported(folder: Path | None, locked: bool) -> Iterator[Callable[[Event], No
     (folder / STATUS).unlink(missing_ok=True)
 
 
-def mark_stopped(folder: Path) -> None:
-    """Marks a run that was stopped on purpose from outside, so that it does not count as died."""
+def mark_stopped(folder: Path, states: Collection[str] = ("running",)) -> None:
+    """Marks a run that was stopped on purpose from outside, so that it does not count as died, nor
+    as failed because another was stopped with it."""
     with contextlib.suppress(OSError, Unreadable):
         status = parse_json(read_text(folder / STATUS))
-        if isinstance(status, dict) and status.get("state") == "running":
-            write_atomically(folder / STATUS, json.dumps(status | {"state": "stopped"}) + "\n")
+        if isinstance(status, dict) and status.get("state") in states:
+            stopped = status | {"state": "stopped", "why": ""}
+            write_atomically(folder / STATUS, json.dumps(stopped) + "\n")
 
 
 def is_held(folder: Path) -> bool:

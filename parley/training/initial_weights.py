@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from parley.data import hub
 from parley.errors import BadValue, needed, shown
-from parley.files import regular, user_path
+from parley.files import user_path
+from parley.models import weights
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ def _tensors(source: str) -> dict[str, Tensor]:
         because = f"{path.name} is not there" if path.parent.is_dir() else "it does not exist"
         raise BadValue("init", source, VALID, because)
     try:
-        with regular(path):
-            found: dict[str, Tensor] = load_file(path)  # never a pickle
+        found = weights.load(path)
     except (OSError, SafetensorError, ValueError, MemoryError) as error:
         raise BadValue("init", source, VALID, f"{path.name}: {shown(error, 200)}") from None
     return found

@@ -3,10 +3,11 @@
 Needs only the standard library: the dashboard reads records without torch.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Required, TypedDict, cast
+
+from parley.files import Unreadable, parse_json
 
 
 class Record(TypedDict, total=False):
@@ -113,8 +114,8 @@ def parse_record(line: bytes) -> Record | None:
     (True, True)
     """
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except Unreadable:
         return None
     if not isinstance(found, dict) or number(found.get("epoch")) is None:
         return None

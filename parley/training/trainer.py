@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from parley.algorithms.seam import Seam
 from parley.compute.batching import gathered
 from parley.compute.engine import Engine
 from parley.compute.task import NONE, Task
@@ -93,7 +94,10 @@ class Trainer:
         found = (self.stop, self.transport.topology, self.task, steps, tested)
         self.frequency = run_setup.frequency(experiment, *found)
         x_AD, self.b_AS = self._start()
-        self.state = experiment.algorithm.init(x_AD, self.hood)
+        edges = self.transport.edges
+        rows = {"A": len(x_AD), "I": len(edges.incoming), "O": len(edges.outgoing)}
+        self._seam = Seam(experiment.algorithm, rows, self.task.size)
+        self.state = self._seam.state(experiment.algorithm.init(x_AD, self.hood))
         self.epoch = self.step = 0
         """Completed so far."""
         self.losses: list[Losses] = []
@@ -125,7 +129,8 @@ class Trainer:
         batch = self.batches.at(self.step)
         # A copy: a step may change models in their place.
         before_AD = self.state.x_AD.clone() if self.task.layout.size else None
-        self.state, loss_A, active_A = algorithm.step(self.state, hood, batch, lr)
+        stepped = self._seam.step(algorithm.step(self.state, hood, batch, lr))
+        self.state, loss_A, active_A = stepped
         if before_AD is not None:
             # By now the engine may know what the models have seen of the batch.
             self.b_AS = self.engine.moved(before_AD, self.b_AS, batch, range(len(before_AD)))
@@ -222,7 +227,8 @@ class Trainer:
 
     def rebuild(self, x_AD: Tensor, losses: Sequence[Losses]) -> None:
         """A new state from models that differ, after workers were lost or came back."""
-        self.state = self.experiment.algorithm.init(x_AD, self.hood, apart=True)
+        state = self.experiment.algorithm.init(x_AD, self.hood, apart=True)
+        self.state = self._seam.state(state)
         self.losses = list(losses)
 
     def _weighted(self, engine: Engine, sizes: Sizes) -> tuple[Engine, Tensor | None]:

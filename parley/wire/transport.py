@@ -108,6 +108,8 @@ class Transport(ABC):
 
     alone_on_host = False
     """Whether this worker has its host's cores to itself."""
+    trusted = False
+    """Whether one command started all workers, so that there is nobody to be guarded against."""
 
     def __init__(
         self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None

@@ -4,13 +4,13 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 import parley
-from parley.algorithms import Clustering, Recipe, build
+from parley.algorithms import Algorithm, Clustering, Recipe, Stepped, build
 from parley.algorithms.parts import SGD, UpdateRule
 from parley.cli.flags import with_file
 from parley.cli.main import main
@@ -239,3 +239,69 @@ def test_three_ways_to_say_the_same() -> None:
     assert spelled == build("ngc+gossip", {"alpha": 0.5})
     assert spelled.name == "ngc" and spelled.settings() == parley.NGC(alpha=0.5).settings()
     assert spelled != parley.NGC(alpha=0.4) and hash(spelled) == hash(parley.NGC(alpha=0.5))
+
+
+class Bare(NamedTuple):
+    """Models alone."""
+
+    x_AD: torch.Tensor
+
+
+class Misnamed(NamedTuple):
+    """Models under another name."""
+
+    models_AD: torch.Tensor
+
+
+class Sloppy(Algorithm):
+    """Makes one mistake."""
+
+    name = "sloppy"
+    title = "Sloppy"
+
+    mistake: str = ""
+
+    def init(self, x_AD: torch.Tensor, hood: Any, apart: bool = False) -> Any:
+        match self.mistake:
+            case "state is a tensor":
+                return x_AD
+            case "misnamed":
+                return Misnamed(x_AD)
+            case "misshapen init":
+                return Bare(x_AD[:, :5])
+        return Bare(x_AD)
+
+    def step(self, state: Any, hood: Any, batch: Any, lr: float) -> Any:
+        if self.mistake == "empty batch":
+            batch = batch._replace(sizes=(0, *batch.sizes[1:]))
+        g_AD, loss_A = hood.gradient(state.x_AD, batch)
+        match self.mistake:
+            case "bare state":
+                return Bare(state.x_AD - lr * g_AD)
+            case "misshapen step":
+                return Stepped(Bare((state.x_AD - lr * g_AD).mean(0)), loss_A)
+            case "summed loss":
+                return Stepped(Bare(state.x_AD - lr * g_AD), loss_A.sum())
+        return Stepped(Bare(state.x_AD - lr * g_AD), loss_A)
+
+
+@pytest.mark.parametrize("engine", ["loop", "auto"])
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("state is a tensor", "its init returned Tensor); valid: a NamedTuple of tensors, whose"),
+        ("misnamed", "init returned Misnamed(models_AD)); valid: a NamedTuple whose first field"),
+        ("misshapen init", "init returned x_AD of shape [4, 5]); valid: x_AD of shape [4, 650]: a"),
+        ("bare state", "its step returned Bare); valid: Stepped(state, loss_A)"),
+        ("misshapen step", "step returned x_AD of shape [650]); valid: x_AD of shape [4, 650]: "),
+        ("summed loss", "its step returned loss_A of shape []); valid: loss_A of shape [4], one"),
+        ("empty batch", "batch: 'agent 0' is not valid (it has no samples in the batch of step 1)"),
+    ],
+)
+def test_a_mistake_is_named_in_one_line(mistake: str, words: str, engine: str) -> None:
+    options = {k: v for k, v in OPTIONS.items() if k != "local_steps"}
+    with pytest.raises(parley.BadValue) as raised:
+        parley.train(algorithm=Sloppy(mistake=mistake), epochs=1, **options | {"engine": engine})
+    said = str(raised.value)
+    assert words in said and "\n" not in said
+    assert said.startswith("algorithm: 'Sloppy' is not valid" if "batch" not in words else "batch")

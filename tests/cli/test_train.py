@@ -5,6 +5,7 @@ from pathlib import Path
 
 import parley
 from parley import Experiment
+from parley.files import parse_json
 
 SMALL = "--agents 3 --model logistic --epochs 2 --batch 200 --gossip-rounds 2"
 SUMMARY = {
@@ -17,7 +18,7 @@ TIMES = {"seconds", "gradients_per_second", "peak_memory_mb"}
 
 def records(out):
     lines = (Path(out) / "records.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+    return [{k: v for k, v in parse_json(line).items() if k not in TIMES} for line in lines]
 
 
 def test_train_takes_all_promised_flags_and_prints_one_json_object(command):
@@ -30,7 +31,7 @@ def test_train_takes_all_promised_flags_and_prints_one_json_object(command):
     summary = json.loads(out)
     assert summary.keys() >= SUMMARY
     assert (summary["algorithm"], summary["agents"], summary["epochs"]) == ("ngc", 3, 2)
-    assert summary["out"] == "run" and json.loads(Path("run/summary.json").read_text()) == summary
+    assert summary["out"] == "run" and parse_json(Path("run/summary.json").read_text()) == summary
     assert "epoch 2 of 2: accuracy" in err  # chatter goes to stderr
     written = Experiment.from_toml(Path("run/experiment.toml").read_text())
     expected = Experiment.of(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import parley
 from parley.cluster.rank import here
 from parley.errors import BadValue
 from parley.experiment import Experiment
@@ -93,3 +94,14 @@ def test_drop_needs_healing() -> None:
     ):
         Experiment.of(suspicious="drop")
     assert Experiment.of(suspicious="drop", on_failure="heal").suspicious == "drop"
+
+
+def test_workers_of_one_command_record_what_one_worker_does() -> None:
+    """Steps this long look like an attack, but there is nobody who could have made one."""
+    steps: dict[str, Any] = {
+        "algorithm": "dpsgd", "model": "mlp", "agents": 6, "epochs": 2, "batch": 16, "lr": 30.0,
+        "partition": "classes:2", "fraction": 0.3, "engine": "loop", "progress": False,
+    }  # fmt: skip
+    alone, spread = (parley.train(**steps, workers=workers).records for workers in (1, 3))
+    assert "suspicious_messages" not in spread[-1]
+    assert [record.keys() for record in spread] == [record.keys() for record in alone]

@@ -16,6 +16,7 @@ import parley
 from parley.dash.app import build
 from parley.dash.runs import Runs
 from parley.dash.serve import listen
+from parley.files import parse_json
 from parley.results.style import LINES
 from parley.store.status import held
 from tests.browser import browser, faults, overflow, page
@@ -125,7 +126,7 @@ def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path:
             command.wait()
         # It resumes from its checkpoint and breaks off in the middle of a record.
         records = (root / "live/records.jsonl").read_bytes()
-        last = json.loads(records.splitlines()[-1])
+        last = parse_json(records.splitlines()[-1])
         news = json.dumps({**last, "epoch": last["epoch"] + 25, "accuracy_mean_model": 0.125})
         with (root / "live/records.jsonl").open("a") as file:
             file.write("nonsense\n" + news[:40])
@@ -160,7 +161,7 @@ def test_lines_go_on_where_some_records_lack_a_figure(
 ) -> None:
     run = tmp_path / "runs" / "alone"
     shutil.copytree(finished / "alone", run)
-    records = [json.loads(line) for line in (run / "records.jsonl").read_text().splitlines()]
+    records = [parse_json(line) for line in (run / "records.jsonl").read_text().splitlines()]
     for field in [name for name in records[1] if "_own" in name or "_gossip" in name]:
         records[1][field] = None
     (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -211,7 +212,7 @@ def test_runs_side_by_side(chromium: Any, finished: Path) -> None:
         ready(shown, "Accuracy, averaged model")
         names = shown.locator("main tbody th").all_inner_texts()
         assert sorted(names) == ["D-PSGD", "NGC"]
-        last = json.loads((finished / "both/ngc/seed-0/records.jsonl").read_text().splitlines()[-1])
+        last = parse_json((finished / "both/ngc/seed-0/records.jsonl").read_text().splitlines()[-1])
         row = shown.locator("main tbody tr", has=shown.locator("th:text-is('NGC')")).inner_text()
         assert f"{100 * last['accuracy_mean_model']:.1f} %" in row
         # A third one; a line that is switched off is so in all charts.
@@ -276,7 +277,7 @@ def test_names_of_others_are_text_not_html(chromium: Any, tmp_path: Path) -> Non
     nasty = "<img src=x onerror=alert(1)>"
     root = tmp_path / "runs"
     parley.train(agents=3, epochs=2, out=root / nasty, progress=False)
-    agents = json.loads((root / nasty / "agents.json").read_text())
+    agents = parse_json((root / nasty / "agents.json").read_text())
     agents["classes"] = [nasty] * 10
     (root / nasty / "agents.json").write_text(json.dumps(agents))
     with served(root) as url, page(chromium, url) as shown:

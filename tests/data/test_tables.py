@@ -1,6 +1,5 @@
 """Tables with named columns, from files and from pandas."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from parley.data import Samples, cut_each, load, own
 from parley.data.tables import Form, Told, opened, read
 from parley.errors import BadValue
 from parley.experiment import Experiment
+from parley.files import parse_json
 from parley.training.problem import problem
 
 ROWS = 12
@@ -90,7 +90,7 @@ def test_rows_that_are_held_out_do_not_count_in_what_is_standardised(tmp_path: P
         [], 0.8, 0.5, 0,
     )  # fmt: skip
     ages = torch.cat([samples.inputs for samples in kept])
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     assert card["input"]["table"]["columns"][0]["mean"] == pytest.approx(ages.mean().item())
     torch.testing.assert_close(rows[:, :3].mean(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(rows[:, :3].std(0, correction=0), torch.ones(3).double())
@@ -102,7 +102,7 @@ def test_labels_name_all_classes(tmp_path: Path) -> None:
     options |= {"data": [frame(6), frame(9)], "out": tmp_path / "run"}
     labels = OPTIONS | {"labels": "unclear, ill, healthy"}
     result = parley.train("logistic", data_options=labels, **options)
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     assert card["labels"] == ["unclear", "ill", "healthy"]
     assert result.model()(torch.zeros(1, 6)).shape == (1, 3)
     with pytest.raises(BadValue, match=r"data.target: 'outcome' .*it has the class healthy\)"):
@@ -269,15 +269,15 @@ def test_hosts_standardise_their_tables_together(
             main()
         assert not ended.value.code
     together = pandas.concat([wards(agent)["train"] for agent in range(3)])
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     for column in card["input"]["table"]["columns"]:
         values = together[column["name"]].astype(float)
         assert column["mean"] == pytest.approx(values.mean(), rel=1e-6)
         assert column["std"] == pytest.approx(values.std(ddof=0), rel=1e-6)
-    card = json.loads((tmp_path / "raw" / "model.json").read_text())
+    card = parse_json((tmp_path / "raw" / "model.json").read_text())
     assert {(c["mean"], c["std"]) for c in card["input"]["table"]["columns"]} == {(0.0, 1.0)}
     losses = [
-        json.loads((tmp_path / name / "records.jsonl").read_text())["loss"]
+        parse_json((tmp_path / name / "records.jsonl").read_text())["loss"]
         for name in ("run", "raw")
     ]
     assert losses[0] < losses[1]  # ages around 40 are no inputs for a linear layer
@@ -300,7 +300,7 @@ def test_a_run_that_is_resumed_keeps_its_preparation(
         with pytest.raises(SystemExit) as ended:
             main()
         assert not ended.value.code
-        forms.append(json.loads((tmp_path / "run" / "model.json").read_text())["input"]["table"])
+        forms.append(parse_json((tmp_path / "run" / "model.json").read_text())["input"]["table"])
     assert forms[0] == forms[1] and 20 < forms[0]["columns"][0]["mean"] < 60
     write(tmp_path / "1", train=rows.drop(columns="age"), test=rows.drop(columns="age"))
     write(tmp_path / "0", train=rows.drop(columns="age"), test=rows.drop(columns="age"))
@@ -318,7 +318,7 @@ def test_frames_from_python(tmp_path: Path) -> None:
     result = parley.train(
         "logistic", data=sites, test=[frame(3), None, frame(2, 1)], out=tmp_path / "run", **options
     )
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     [age, *_] = card["input"]["table"]["columns"]
     together = pandas.concat([frame(6), frame(9, shift=6), frame(4, shift=2)])
     assert age["mean"] == pytest.approx(together["age"].mean()) and card["labels"] == ["days"]

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import parley
+from parley.files import parse_json
 
 HERE = Path(__file__).parent
 FOLDERS = HERE / "folders"
@@ -173,7 +174,7 @@ def json_of(line: str) -> Any:
 
 def records_in(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    return [about_the_run(json.loads(line)) for line in lines]
+    return [about_the_run(parse_json(line)) for line in lines]
 
 
 # --- trajectories -----------------------------------------------------------------------------
@@ -386,8 +387,8 @@ def run(line: str) -> dict[str, Any]:
     """Every record that a run writes, and who held what."""
     with told(f"train {line} --workers 1 --out run --json") as (said, folder):
         summary = said.json
-        assert summary == json.loads((folder / "run/summary.json").read_text(encoding="utf-8"))
-        agents = json.loads((folder / "run/agents.json").read_text(encoding="utf-8"))
+        assert summary == parse_json((folder / "run/summary.json").read_text(encoding="utf-8"))
+        agents = parse_json((folder / "run/agents.json").read_text(encoding="utf-8"))
         return rounded(
             {
                 "held": agents["held"],
@@ -463,7 +464,7 @@ def summary_keys() -> dict[str, Any]:
         for path in sorted((at / "run").glob("*.json")):
             found[path.name] = keys(json.loads(path.read_text(encoding="utf-8")))
         line = (at / "run/records.jsonl").read_text(encoding="utf-8").splitlines()[0]
-        found["records.jsonl"] = keys(json.loads(line))
+        found["records.jsonl"] = keys(parse_json(line))
         found["report"] = keys(command("report run --out page.html --json", at).json)
     compared = f"compare --algorithms dpsgd,ngc --seeds 2 --parallel 1 {QUICK}"
     found["compare"] = keys(json_of(f"{compared} --out all"))

@@ -1,6 +1,5 @@
 """A user's own model by name: imported from this host's path, and only if this host allows it."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.errors import BadValue
 from parley.experiment import Experiment
+from parley.files import parse_json
 from parley.models.architecture import Architecture
 from parley.training import problem as problems
 from tests.own_module import own_module
@@ -114,7 +114,7 @@ def test_a_program_that_names_code_may_run_it_and_a_folder_may_not(
     own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = parley.train(model=f"{own}:net", **QUICK, out=tmp_path / "run")
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     assert card["architecture"]["kind"] == "code"
     monkeypatch.setenv(user_code.ALLOWED, "")
     found = parley.load(tmp_path / "run")

@@ -3,7 +3,6 @@
 Their classes come in different orders, and nobody but the second hospital has all of them.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 
 import parley
 from parley.errors import BadValue
+from parley.files import parse_json
 from parley.store.folder import CARD, MODEL
 from tests.cluster.test_launch import as_ranks
 from tests.peers.groups import NAMES, write_group
@@ -87,7 +87,7 @@ def same_as_alone(folder: Path, options: dict[str, Any], runs: list[Path]) -> di
         assert all(torch.equal(found[name], value) for name, value in models.items())
         assert (run / CARD).read_text() == (folder / "alone" / CARD).read_text()
         assert records(run) == records(folder / "alone")
-    card: dict[str, Any] = json.loads((folder / "alone" / CARD).read_text())
+    card: dict[str, Any] = parse_json((folder / "alone" / CARD).read_text())
     return card
 
 

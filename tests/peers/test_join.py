@@ -1,6 +1,5 @@
 """Peers that train over links have the numbers of one process, to the last bit, at every peer."""
 
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from parley.cluster import launch
 from parley.experiment import Experiment, read_file
+from parley.files import parse_json
 from parley.peers.meeting import PeerMeeting
 from parley.store import checkpoint
 from parley.training.problem import problem
@@ -32,7 +32,7 @@ def start(folder: Path, name: str, *words: object, **environment: str) -> Comman
 def records(folder: Path) -> list[dict[str, Any]]:
     """Without what depends on the machine."""
     lines = (folder / "records.jsonl").read_text().splitlines()
-    kept = [{k: v for k, v in json.loads(line).items() if k not in TIMING} for line in lines]
+    kept = [{k: v for k, v in parse_json(line).items() if k not in TIMING} for line in lines]
     assert kept
     return kept
 

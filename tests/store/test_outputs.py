@@ -17,6 +17,7 @@ from torch import nn
 import parley
 from parley.data import load as load_data
 from parley.errors import BadValue, ParleyError
+from parley.files import parse_json
 from parley.store import inference, outputs
 from parley.store.outputs import Trained
 
@@ -56,7 +57,7 @@ def test_every_model_is_written_under_the_names_of_its_module(
         own = load_file(out / "agents" / f"agent-{agent}.safetensors")
         for name, value in result.model(agent).state_dict().items():
             assert torch.equal(own[name], value)
-    card = json.loads((out / "model.json").read_text())
+    card = parse_json((out / "model.json").read_text())
     assert card["architecture"]["model"] == "mlp"
     assert card["input"]["shape"] == [1, 8, 8]
     assert card["average_of"] == [0, 1, 2]
@@ -94,7 +95,7 @@ def test_frozen_parameters_and_buffers_are_part_of_the_model(tmp_path: Path) -> 
     parley.train(model=Net, **SMALL, out=tmp_path / "run")
     written = load_file(tmp_path / "run" / "model.safetensors")
     assert set(written) == {"frozen.weight", "frozen.bias", "head.weight", "head.bias", "scale"}
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     assert card["architecture"]["kind"] == "code"
     assert card["architecture"]["model"] == f"{__name__}:Net"
     found = parley.load(tmp_path / "run")
@@ -182,7 +183,7 @@ def test_answers_of_a_regression_are_numbers(tmp_path: Path) -> None:
     for answer, of in zip(found, outputs_.tolist(), strict=True):
         assert answer.numbers == pytest.approx({"0": of[0], "1": of[1]})
     assert set(found[0].described()) == {"input", "numbers"}
-    card = json.loads((tmp_path / "run" / "model.json").read_text())
+    card = parse_json((tmp_path / "run" / "model.json").read_text())
     assert card["task"] == "regression"
 
 
@@ -210,7 +211,7 @@ def test_a_task_without_one_answer_has_none_in_words(tmp_path: Path) -> None:
 
     out = tmp_path / "run"
     parley.train(**SMALL, out=out)
-    card = json.loads((out / "model.json").read_text())
+    card = parse_json((out / "model.json").read_text())
     other = Card(**(card | {"task": "own"}))
     with pytest.raises(BadValue, match="trained for the task own"):
         inference.answers(nn.Identity(), other, ["x"], torch.zeros(1, 1, 8, 8))
@@ -246,7 +247,7 @@ def test_damaged_outputs_are_refused_by_name(tmp_path: Path) -> None:
     (out / "model.safetensors").write_bytes(b"short")
     with pytest.raises(BadValue, match=r"model.safetensors"):
         parley.load(out).model()
-    card = json.loads((out / "model.json").read_text())
+    card = parse_json((out / "model.json").read_text())
     (out / "model.json").write_text(json.dumps(card | {"dtype": "float8"}))
     with pytest.raises(BadValue, match=r"model.json: dtype"):
         parley.load(out).model()
@@ -386,7 +387,7 @@ def test_what_a_card_asks_for_is_looked_at_before_it_is_done(
 ) -> None:
     for name in ("model.json", "model.safetensors"):
         (tmp_path / name).write_bytes((run[1] / name).read_bytes())
-    card = json.loads((tmp_path / "model.json").read_text())
+    card = parse_json((tmp_path / "model.json").read_text())
     card["architecture"] |= HOSTILE[how]
     (tmp_path / "model.json").write_text(json.dumps(card))
     with pytest.raises(BadValue) as refused:

@@ -13,6 +13,7 @@ import pytest
 import parley
 from parley import BadValue
 from parley.experiment import Experiment
+from parley.files import parse_json
 from parley.training.events import EpochDone
 from parley.watch import trackers
 from parley.watch.trackers import scalars
@@ -55,7 +56,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(logged: Path) -> list[dict[str, float]]:
     lines = (logged / "records.jsonl").read_text().splitlines()
     assert len(lines) == 3
-    return [scalars(json.loads(line)) for line in lines]
+    return [scalars(parse_json(line)) for line in lines]
 
 
 def test_tensorboard(logged: Path, told: list[dict[str, float]]) -> None:
