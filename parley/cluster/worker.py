@@ -172,10 +172,18 @@ class Worker:
     def _standardised(self, lobby: Board, hosted: Sequence[int]) -> Problem:
         """With the columns of hosts' own tables standardised over the rows of all agents."""
         problem, form = self.problem, self.problem.preparation.table
-        if form is None or not problem.standardise:
+        if form is None:
+            return problem
+        kept = self._kept_columns(form)
+        if not problem.standardise:
+            made = torch.tensor([(c.mean, c.std) for c in form.columns])
+            if kept is not None and not torch.allclose(made, torch.tensor(kept)):
+                because = "the means and deviations of its columns are others than at the start"
+                valid = "the rows that the run began with; or a new run, with --init"
+                raise BadValue("data", self.experiment.data, valid, because)
             return problem
         each = zip(map(str, hosted), map(standard.moments, problem.samples), strict=True)
-        mine = standard.Said(kept=self._kept_columns(form), agents=dict(each))
+        mine = standard.Said(kept=kept, agents=dict(each))
         form = standard.settled(form, lobby.share("columns", mine, standard.Said))
         return replace(
             problem,

@@ -310,6 +310,19 @@ def test_a_run_that_is_resumed_keeps_its_preparation(
     assert ended.value.code
 
 
+def test_a_common_table_with_other_rows_does_not_continue_a_run(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data_options": OPTIONS, "agents": 2, "partition": "iid"}
+    given |= {"algorithm": "dpsgd", "progress": False, "out": tmp_path / "run"}
+    folder = write(tmp_path / "table", train=frame(), test=frame(3))
+    parley.train("logistic", str(folder), epochs=1, **given)
+    parley.train("logistic", str(folder), epochs=2, resume=True, **given)
+    write(folder, train=frame().assign(age=AGES[::-1]), test=frame(3))
+    parley.train("logistic", str(folder), epochs=3, resume=True, **given)  # the same mean
+    write(folder, train=frame().assign(age=30.0), test=frame(3))
+    with pytest.raises(BadValue, match=r"others than at the start\); valid: the rows .*--init"):
+        parley.train("logistic", str(folder), epochs=4, resume=True, **given)
+
+
 def test_frames_from_python(tmp_path: Path) -> None:
     """All frames are standardised together, whoever has them, and the run can be used on others."""
     sites = [frame(6), frame(9, shift=6), datasets.Dataset.from_pandas(frame(4, shift=2))]
