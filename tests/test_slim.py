@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("datasets", "pyarrow", "pandas", "dill", "huggingface_hub", "sklearn", "transformers")
+EXTRAS = (
+    "datasets",
+    "pyarrow",
+    "pandas",
+    "dill",
+    "huggingface_hub",
+    "sklearn",
+    "transformers",
+    "matplotlib",
+)
 """What only extras bring."""
 BLOCKED = f"""
     import sys

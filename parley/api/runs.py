@@ -35,8 +35,8 @@ from parley.user_code import allow_named
 from parley.watch.observe import logged_to, observed
 
 if TYPE_CHECKING:
+    from parley.charts.picture import Picture
     from parley.results.group import Group
-    from parley.results.pictures import Picture
     from parley.results.read import RecordedRun
     from parley.store.inference import Answer
 
@@ -59,7 +59,8 @@ class Shown(ABC):
 
         With a path, writes it there (png, svg or pdf). Without one, returns it for a notebook.
         """
-        from parley.results.pictures import Picture, overview
+        from parley.charts.picture import Picture
+        from parley.results.pictures import overview
 
         picture = Picture(overview(self._groups()))
         return picture if path is None else picture.save(path)

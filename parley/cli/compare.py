@@ -159,7 +159,7 @@ def _compare_field(
     more = (f"lr of {tuned}",) if tuned else ()
     heading(f"{comparison.title(asked, seeds, *more)}: averaged model, %")
     screen.print(whole_field.table(rows).terminal(screen.width))
-    where = f"written to {out}: table.md, field.png, and every run's records"
+    where = f"written to {out}: table.md, field.svg, and every run's records"
     screen.print(where, soft_wrap=True, highlight=False)
 
 
@@ -185,7 +185,7 @@ def run_comparison(
     heading(comparison.title(experiments, seeds, experiments[0].partition))
     screen.print(comparison.table(rows).terminal(screen.width))
     screen.print(
-        f"written to {out}: table.md, curves.png, and every run's records",
+        f"written to {out}: table.md, curves.svg, and every run's records",
         soft_wrap=True,
         highlight=False,
     )

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from parley.charts.picture import checked_path
 from parley.errors import BadValue
-from parley.results import PICTURE_FORMATS
 from parley.store import folder
 
 
@@ -93,9 +93,8 @@ def count(name: str, value: str, least: int = 1) -> int:
 
 def check_picture(picture: Path | None) -> None:
     """Refuses a picture that cannot be written, before any work is done."""
-    if picture and picture.suffix.removeprefix(".").lower() not in PICTURE_FORMATS:
-        valid = "a file that ends in " + ", ".join(f".{ending}" for ending in PICTURE_FORMATS)
-        raise BadValue("picture", str(picture), valid)
+    if picture:
+        checked_path(picture, "picture")
     check_place("picture", picture)
 
 

@@ -3,10 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.figure import Figure as Canvas
-
+from parley.charts.chart import Axis, Chart, Colour, Line
+from parley.charts.draw import sheet
+from parley.charts.picture import save
 from parley.reproduce.collect import (
     ACCURACIES,
     Found,
@@ -17,9 +19,8 @@ from parley.reproduce.collect import (
 )
 from parley.reproduce.preset import LABELS
 from parley.reproduce.presets import TABLES, Figure, figures
-from parley.results.curves import Description, Seeds, curves_picture, draw_lines, series_of
+from parley.results.curves import EPOCHS, Seeds, curves_picture, line_of
 from parley.results.group import curve, field_of
-from parley.results.style import INK, LINES, plain_axes, save
 
 SLOTS = {label: slot for slot, label in enumerate(LABELS.values())}
 """A method has the same colour in every picture."""
@@ -78,38 +79,45 @@ def beside_paper(results: Sequence[PresetResult], path: Path) -> Path:
     rows: list[PresetResult | str] = []
     for group, members in itertools.groupby(results, key=lambda r: r.preset.group):
         rows += [group, *members]
-    canvas = Canvas(figsize=(9, 1.2 + 0.38 * len(rows)), layout="constrained")
-    axes = canvas.subplots()
-    for row, result in enumerate(rows):
-        if isinstance(result, str):
-            continue
-        paper = result.preset.paper
-        assert paper is not None
-        axes.errorbar(
-            paper.accuracy, row - 0.3, xerr=paper.std, fmt="D", ms=4, color=INK,
-            label="paper" if row == 1 else None,
-        )  # fmt: skip
-        for number, (name, words) in enumerate(ACCURACIES.items()):
-            colour = LINES[number]
-            axes.errorbar(
-                result.mean(name), row - 0.1 + 0.2 * number, xerr=result.std(name) or 0.0, fmt="o",
-                ms=5, color=colour, mfc="white" if result.mark else colour,
-                label=words if row == 1 else None,
-            )  # fmt: skip
-    axes.set_yticks(range(len(rows)), map(_row_name, rows), fontsize=8)
-    for tick, shown in zip(axes.get_yticklabels(), rows, strict=True):
-        tick.set_fontweight("bold" if isinstance(shown, str) else "normal")
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("test accuracy, %")
-    plain_axes(axes)
-    canvas.legend(loc="outside upper center", ncols=4, frameon=False)
-    return save(canvas, path)
+    cells = [(row, r) for row, r in enumerate(rows) if not isinstance(r, str)]
+    marks = [_column("paper", cells, -0.3, [_paper(r) for _, r in cells], "ink", "D")]
+    for number, (name, words) in enumerate(ACCURACIES.items()):
+        for whole in (True, False):
+            some = [(row, r) for row, r in cells if bool(r.mark) != whole]
+            found = [(r.mean(name), r.std(name) or 0.0) for _, r in some]
+            column = _column(words, some, 0.2 * number - 0.1, found, number, "o")
+            marks.append(replace(column, hollow=not whole))
+    names = Axis(names=[_row_name(row) for row in rows], down=True)
+    chart = Chart("", [mark for mark in marks if mark.x], Axis("test accuracy, %", "%"), names)
+    return save(sheet([[chart]], (860, 110 + 36 * len(rows))), path)
+
+
+def _paper(result: PresetResult) -> tuple[float, float]:
+    paper = result.preset.paper
+    assert paper is not None
+    return paper.accuracy, paper.std
+
+
+def _column(
+    name: str,
+    cells: Sequence[tuple[int, PresetResult]],
+    shift: float,
+    found: Sequence[tuple[float, float]],
+    colour: Colour,
+    mark: str,
+) -> Line:
+    """Means with their standard deviations, each in its row."""
+    means, low, high = (
+        zip(*((m, m - s, m + s) for m, s in found), strict=True) if found else ((),) * 3
+    )
+    rows = [row + shift for row, _ in cells]
+    return Line(name, means, rows, low, high, "x", colour, mark=mark, joined=False)
 
 
 def _row_name(row: PresetResult | str) -> str:
     if isinstance(row, str):
         return row
-    reduced = f"\nreduced: {row.mark}" if row.mark else ""
+    reduced = f" (reduced: {row.mark})" if row.mark else ""
     return with_variant(row.preset.label, row) + reduced
 
 
@@ -117,18 +125,15 @@ def draw_figure(figure: Figure, results: Sequence[PresetResult], path: Path) -> 
     """One of the paper's figures from our runs, if there are any. Dashed: reduced runs."""
     share = "accuracy" in figure.field
     take = field_of(figure.field, 100 if share else 1)
-    series: list[Description] = []
+    lines: list[Line] = []
     for slot, (label, name) in enumerate(figure.lines.items()):
         for result in (r for r in results if r.preset.name == name):
             found = curve(result.runs.values(), take)
             if found is not None:
                 words = with_variant(label, result)
                 words += f" (reduced: {result.mark})" if result.mark else ""
-                series.append(series_of(words, found, slot) | {"dash": int(bool(result.mark))})
-    if not series:
+                lines.append(replace(line_of(words, found, slot), dash=int(bool(result.mark))))
+    if not lines:
         return None
-    x: Description = {"name": "epoch", "integer": True}
-    y: Description = {"name": figure.axis, "log": not share}
-    canvas = Canvas(figsize=(6.4, 4.4), layout="constrained")
-    draw_lines(canvas.subplots(), {"title": figure.title, "x": x, "y": y, "series": series})
-    return save(canvas, path)
+    chart = Chart(figure.title, lines, EPOCHS.axis, Axis(figure.axis, log=not share))
+    return save(sheet([[chart]], (620, 430)), path)

@@ -6,8 +6,8 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import KDTree
 
+from parley.charts.network import nearest as nearest
 from parley.errors import BadValue, ParleyError
 from parley.graphs import Topology, from_graph, parse, torus_shape
 from parley.graphs.checks import check_agents
@@ -152,14 +152,6 @@ def _apart(positions: Positions) -> Positions:
             break
         positions = positions + 0.3 * (push[..., None] * delta).sum(axis=1)
     return positions
-
-
-def nearest(positions: Positions) -> float:
-    """The smallest distance between two agents."""
-    if len(positions) < 2:
-        return 1.0
-    distance: Any = KDTree(positions).query(positions, k=2)[0]
-    return float(distance[:, 1].min())
 
 
 def _torus_shape(topology: Topology) -> tuple[int, int]:

@@ -9,9 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from parley.charts.html import figures
+from parley.charts.svg import stylesheet
 from parley.experiment import Experiment
 from parley.measures import Measure
-from parley.results.curves import Description, form_of
+from parley.results.curves import form_of
 from parley.results.group import Group, Take, field_of
 from parley.results.read import RecordedRun
 from parley.results.sections import Section, measures_of, sections
@@ -51,7 +53,6 @@ LookUp = Callable[[Experiment], Published | None]
 def page(groups: Sequence[Group], when: date | None = None, published: LookUp | None = None) -> str:
     """The whole report; `published` looks up a paper's figures to show next to ours."""
     made = sections(groups)
-    charts: list[Description] = []
     title = heading(groups)
     body = [
         f"<header><div><h1>{escape(title)}</h1>"
@@ -59,11 +60,9 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         '<button id="theme" type="button" hidden>Dark</button></header>',
         *_notes(groups),
         _results(groups, published or (lambda experiment: None)),
-        *(_section(section, charts) for section in made),
+        *map(_section, made),
         _origin(groups, when or date.today()),
     ]
-    # A "<" in a name must not close the script.
-    data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")
     written = (
         "<!doctype html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -71,11 +70,11 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="generator" content="parley {__version__}">\n'
         f"<title>{escape(title)}</title>\n"
-        f"<style>{web_file('base.css')}{web_file('report.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>{stylesheet()}{web_file('base.css')}{web_file('figures.css')}{web_file('report.css')}</style>\n"
+        "</head>\n<body>\n<main>\n"
         + "\n".join(body)
-        + '\n<noscript><p class="note">The charts need JavaScript.</p></noscript>\n</main>\n'
-        f'<script type="application/json" id="parley-data">{data}</script>\n'
-        f"<script>{web_file('charts.js')}</script>\n<script>{web_file('report.js')}</script>\n"
+        + f"\n</main>\n<script>{web_file('figures.js')}</script>\n"
+        '<script>parley.refresh(); parley.themeButton(document.getElementById("theme"))</script>\n'
         "</body>\n</html>\n"
     )
     # Names of folders, and what JSON holds, need not be text that can be written.
@@ -123,32 +122,15 @@ def _notes(groups: Sequence[Group]) -> Iterable[str]:
                 yield f'<p class="note">{escape(f"{run.path}: {note}")}</p>'
 
 
-def _section(section: Section, charts: list[Description]) -> str:
+def _section(section: Section) -> str:
     parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>']
     if section.missing:
         return f'{parts[0]}<p class="faint">{escape(section.missing)}</p></section>'
     if section.text:
         parts.append(f'<p class="faint">{escape(section.text)}</p>')
-    if section.small and len(section.charts[0]["series"]) > 1:
-        longest = max(section.charts, key=lambda chart: len(chart["series"]))
-        charts.append({"kind": "legend", "series": longest["series"], "link": longest["link"]})
-        parts.append(f'<div data-chart="{len(charts) - 1}"></div>')
-    parts.append(f'<div class="charts{" small" * section.small}">')
-    for chart in section.charts:
-        charts.append(chart)
-        number = len(charts) - 1
-        numbers = ""
-        if chart["kind"] == "line" and not section.small:
-            numbers = (
-                f'<details class="numbers" data-numbers="{number}"><summary>Numbers</summary>'
-                "</details>"
-            )
-        parts.append(
-            f'<figure class="{chart["kind"]}"><figcaption>{escape(chart["title"])}</figcaption>'
-            f'<div data-chart="{number}"></div>{numbers}</figure>'
-        )
+    parts.append(figures(section.charts, section.small))
     numbers = section.table.html(section.title) if section.table else ""
-    return "".join([*parts, f"</div>{numbers}</section>"])
+    return "".join([*parts, f"{numbers}</section>"])
 
 
 Column = tuple[str, Take, str, str]

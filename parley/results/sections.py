@@ -1,29 +1,28 @@
-"""The contents of a report as plain descriptions that both the page and the pictures draw.
-
-A description is a dictionary that becomes JSON; ``web/src/charts.js`` says what it may hold.
-"""
+"""The contents of a report as charts that the page, the live page and the pictures draw."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from parley.charts.chart import Axis, Chart, Heat, Line, short_number
 from parley.errors import ParleyError
 from parley.measures import BINARY, CLASSIFICATION, Measure, together
 from parley.results.curves import (
+    EPOCHS,
     SENT,
-    Description,
-    about,
+    Against,
     axis_of,
+    described,
     form_of,
     line_chart,
-    series_of,
-    short_number,
+    line_of,
+    on_log,
 )
 from parley.results.group import Group, Take, curve, field_of
-from parley.results.static_charts import confusion_chart, graph_chart
+from parley.results.static_charts import confusion_chart, recorded_graph_chart
 from parley.results.table import Table
 from parley.training.record import Record, number, sent_megabytes
 
@@ -41,7 +40,7 @@ class Section:
     """The name of its picture files and its anchor."""
     title: str
     text: str = ""
-    charts: list[Description] = field(default_factory=list)
+    charts: Sequence[Chart] = field(default_factory=list)
     missing: str = ""
     small: bool = False
     """Whether the charts are small ones side by side."""
@@ -58,13 +57,13 @@ def sections(groups: Sequence[Group]) -> list[Section]:
         graph_section(groups),
         *(measure_section(measure, groups, band) for measure in measured),
         _curves("loss", "Loss", f"Lower is better.{band}", groups, [
-            ("Test loss of the averaged model", "loss", field_of("loss"), {}),
-            ("Training loss of the agents' own models", "loss", field_of("loss_train"), {}),
+            ("Test loss of the averaged model", Axis("loss"), field_of("loss")),
+            ("Training loss of the agents' own models", Axis("loss"), field_of("loss_train")),
         ]),
         _curves("distance", "Distance between agents",
             f"How far the agents' models are from their average: √(mean of ‖x_i − x̄‖²).{band}",
             groups,
-            [("Consensus distance", "distance", field_of("consensus_distance"), {"log": True})],
+            [("Consensus distance", Axis("distance", log=True), field_of("consensus_distance"))],
         ),
         bias_section(groups, band),
         bytes_section(measured[0], groups, band),
@@ -84,11 +83,10 @@ def _lines(
     title: str,
     groups: Sequence[Group],
     vertical: Take,
-    y: Description,
-    horizontal: Take | None = None,
-    x: Description | None = None,
-) -> Description | None:
-    return line_chart(title, {g.label: g.seeds for g in groups}, vertical, y, horizontal, x)
+    y: Axis,
+    against: Against = EPOCHS,
+) -> Chart | None:
+    return line_chart(title, {g.label: g.seeds for g in groups}, vertical, y, against)
 
 
 def _curves(
@@ -96,12 +94,12 @@ def _curves(
     title: str,
     text: str,
     groups: Sequence[Group],
-    wanted: Sequence[tuple[str, str, Take, Description]],
+    wanted: Sequence[tuple[str, Axis, Take]],
 ) -> Section:
-    found = [_lines(head, groups, take, {"name": y, **more}) for head, y, take, more in wanted]
+    found = [_lines(head, groups, take, y) for head, y, take in wanted]
     charts = [chart for chart in found if chart is not None]
     missing = "" if charts else _no_records(groups) or "The records do not contain it."
-    lacking = _lacking(groups, [take for _, _, take, _ in wanted])
+    lacking = _lacking(groups, [take for _, _, take in wanted])
     return Section(name, title, f"{text} {lacking}".strip(), charts, missing)
 
 
@@ -133,20 +131,18 @@ def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Sec
     charts = []
     if len(groups) == 1:
         [group] = groups
-        series = []
+        lines = []
         for slot, (form, title) in enumerate(SHOWN.items()):
             found = curve(group.seeds, form_of(measure, form))
             if found is not None:
-                series.append(series_of(title, found, slot))
+                line = line_of(title, found, slot)
                 if form == "own" and len(group.runs) == 1:
-                    series[-1] |= _worst_to_best(measure, group)
-        if series:
-            chart: Description = {
-                "kind": "line", "title": f"Test {measure.title}", "y": axis_of(measure),
-                "series": series, "x": {"name": "epoch", "integer": True},
-            }  # fmt: skip
-            charts = [chart | {"about": about(chart)}]
-            if any(s.get("spread") for s in series):
+                    line = _worst_to_best(line, measure, group)
+                lines.append(line)
+        if lines:
+            chart = Chart(f"Test {measure.title}", lines, EPOCHS.axis, axis_of(measure))
+            charts = [described(chart)]
+            if any(line.spread == "range" for line in lines):
                 text += " The band spans the range from the worst agent's model to the best."
     else:
         titles = {
@@ -163,13 +159,14 @@ def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Sec
     return Section(measure.name, _capital(measure.title), text, charts, missing)
 
 
-def _worst_to_best(measure: Measure, group: Group) -> Description:
+def _worst_to_best(line: Line, measure: Measure, group: Group) -> Line:
+    """The line with a band from the worst agent to the best, if both were recorded."""
     low = curve(group.seeds, form_of(measure, "own_min"))
     high = curve(group.seeds, form_of(measure, "own_max"))
     if low is None or high is None or low.x != high.x:
-        return {}
-    ends = {"low": series_of("", low, 0)["y"], "high": series_of("", high, 0)["y"]}
-    return {**ends, "spread": "range"}
+        return line
+    worst, best = line_of("", low, 0).y, line_of("", high, 0).y
+    return replace(line, low=worst, high=best, spread="range")
 
 
 def bias_section(groups: Sequence[Group], band: str) -> Section:
@@ -179,8 +176,8 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
         "Norms of how much a gradient changes with the neighbour's model (ε) and with the "
         f"neighbour's data (ω).{band}",
         groups,
-        [("ε, model variance", "norm of ε", field_of("epsilon_norm"), {}),
-         ("ω, data variance", "norm of ω", field_of("omega_norm"), {})],
+        [("ε, model variance", Axis("norm of ε"), field_of("epsilon_norm")),
+         ("ω, data variance", Axis("norm of ω"), field_of("omega_norm"))],
     )  # fmt: skip
     if made.charts or made.missing.startswith("There are no records"):
         return made
@@ -190,13 +187,13 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
 
 def bytes_section(measure: Measure, groups: Sequence[Group], band: str) -> Section:
     """A metric against bytes sent."""
-    x = dict(SENT)
+    against = SENT
     title = f"{_capital(measure.title)} by MB sent"
     ends = [m for g in groups for r in g.runs if (m := sent_megabytes(r.last))]
     if ends and max(ends) > 4 * min(ends):
-        x["log"] = True  # a linear axis would hide 1 bit per parameter next to 32
-    charts = _measured_by(measure, "by MB sent", groups, sent_megabytes, x)
-    if charts and not any(v > 0 for s in charts[0]["series"] for v in s["x"]):
+        against = on_log(SENT)  # a linear axis would hide 1 bit per parameter next to 32
+    charts = _measured_by(measure, "by MB sent", groups, against)
+    if charts and not any(v > 0 for line in charts[0].lines for v in line.x):
         return Section("bytes", title, missing="Nothing was sent.")
     missing = "" if charts else _no_records(groups) or "The records do not count bytes."
     text = f"All bytes sent are counted: models, cross-gradients and headers.{band}"
@@ -205,9 +202,9 @@ def bytes_section(measure: Measure, groups: Sequence[Group], band: str) -> Secti
 
 def network_section(measure: Measure, groups: Sequence[Group], band: str) -> list[Section]:
     """A metric against time on the simulated network, if there was one."""
-    x: Description = {"name": "seconds on the simulated network", "unit": "s"}
     take = field_of("seconds_network")
-    charts = _measured_by(measure, "by time on the network", groups, take, x)
+    against = Against(Axis("seconds on the simulated network", "s"), take)
+    charts = _measured_by(measure, "by time on the network", groups, against)
     if not charts:
         return []
     text = (
@@ -222,16 +219,15 @@ def _measured_by(
     measure: Measure,
     what: str,
     groups: Sequence[Group],
-    horizontal: Take,
-    x: Description,
-) -> list[Description]:
+    against: Against,
+) -> list[Chart]:
     """Two forms of a metric against a cost."""
     wanted = (
         (f"Averaged model, {what}", "mean_model"),
         (f"Agents' models after gossip, {what}", "after_gossip"),
     )
     y = axis_of(measure)
-    made = [_lines(t, groups, form_of(measure, f), y, horizontal, x) for t, f in wanted]
+    made = [_lines(t, groups, form_of(measure, f), y, against) for t, f in wanted]
     return [chart for chart in made if chart is not None]
 
 
@@ -257,24 +253,19 @@ def agents_section(measure: Measure, groups: Sequence[Group]) -> Section:
         maps = [_agents_map(measure, group) for group in groups]
         text = f"{said} (first seed), agent by epoch."
         return Section(name, title, text, [m for m in maps if m])
-    y = {"name": "", "unit": measure.unit}
-    charts = []
-    for agent in range(agents):
-        chart = _lines(f"Agent {agent}", groups, _of_agent(measure, agent), y)
-        if chart:
-            charts.append(chart | {"legend": False})
-    values = [v for c in charts for s in c["series"] for v in (*s["y"], *s.get("high", ()))]
-    if not charts:
+    names = [f"Agent {agent}" for agent in range(agents)]
+    y = axis_of(measure)
+    found = [_lines(n, groups, _of_agent(measure, k), y) for k, n in enumerate(names)]
+    drawn = [chart for chart in found if chart is not None]
+    if not drawn:
         reason = f"The records have no {what} of single agents."
         return Section(name, title, missing=reason)
+    values = [v for chart in drawn for line in chart.lines for v in (*line.y, *line.high)]
     top = max(values) * 1.05 if max(values) > 0 else 0.0
     top = min(100.0, top) if measure.share else top
-    for chart in charts:
-        # The same scale everywhere, so that charts can be compared at a glance.
-        chart["y"] = {**y, "min": min(0, *values), "max": float(f"{top:.3g}")}
-        chart["about"] = about(
-            {**chart, "y": {"name": f"test {measure.title}", "unit": measure.unit}}
-        )
+    # The same scale everywhere, so that charts can be compared at a glance.
+    shared = replace(y, low=min(0, *values), high=float(f"{top:.3g}"))
+    charts = [replace(chart, y=shared) for chart in drawn]
     unit = ", %" if measure.share else ""
     text = f"{said}{unit}, over epochs; the same test samples for all."
     return Section(name, title, text, charts, small=True)
@@ -285,7 +276,7 @@ def _each(measure: Measure, record: Mapping[str, Any] | Record, form: str = "age
     return found if isinstance(found, list) else []
 
 
-def _agents_map(measure: Measure, group: Group) -> Description | None:
+def _agents_map(measure: Measure, group: Group) -> Chart | None:
     run = group.first
     rows = [r for r in run.records if _each(measure, r)]
     if not rows:
@@ -301,19 +292,18 @@ def _agents_map(measure: Measure, group: Group) -> Description | None:
     low, high = (f"{v:.1f} %" if measure.share else f"{v:.4g}" for v in _ends(last))
     end = f", from {low} to {high} at the end" if len(last) else ""
     epochs = [f"{float(r['epoch']):g}" for r in rows]
-    return {
-        "kind": "heat",
-        "title": group.label,
-        "about": f"{group.label}: {measure.title} of {len(values)} agents over epochs{end}.",
-        "x": {"name": "epoch", "names": epochs},
-        "y": {"name": "agent", "names": [str(a) for a in range(len(values))]},
-        "values": [
-            [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
-        ],
-        "unit": measure.unit,
-        "zeros": True,
-        "max": 100 if measure.share else _top(values),
-    }
+    about = f"{group.label}: {measure.title} of {len(values)} agents over epochs{end}."
+    return _map(group.label, measure, values, Axis("epoch", names=epochs), about)
+
+
+def _map(
+    title: str, measure: Measure, values: npt.NDArray[np.float64], x: Axis, about: str
+) -> Chart:
+    """A metric of every agent, one row each."""
+    cells = [[None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()]
+    high = 100 if measure.share else _top(values)
+    y = Axis("agent", names=[str(agent) for agent in range(len(values))], down=True)
+    return Chart(title, [Heat(cells, 0, high, measure.unit, zeros=True)], x, y, about=about)
 
 
 def _ends(values: npt.NDArray[np.float64]) -> tuple[float, float]:
@@ -374,7 +364,7 @@ def _count(found: object) -> str:
     return "–" if counted is None else f"{counted:.0f}"
 
 
-def _personal_map(measure: Measure, group: Group, agents: int) -> Description | None:
+def _personal_map(measure: Measure, group: Group, agents: int) -> Chart | None:
     last = group.first.last
     columns = [_each(measure, last, form) for *_, form in OWN_AND_ALL]
     values = np.full((agents, len(columns)), np.nan)
@@ -385,19 +375,9 @@ def _personal_map(measure: Measure, group: Group, agents: int) -> Description | 
     if np.isnan(values).all():
         return None
     title = f"{group.label}: {measure.title}"
-    return {
-        "kind": "heat",
-        "title": title,
-        "about": f"{title} of {agents} agents on their own test samples and on everybody's.",
-        "x": {"name": "model, test data", "names": [head for head, *_ in OWN_AND_ALL]},
-        "y": {"name": "agent", "names": [str(agent) for agent in range(agents)]},
-        "values": [
-            [None if np.isnan(v) else short_number(v) for v in row] for row in values.tolist()
-        ],
-        "unit": measure.unit,
-        "zeros": True,  # a figure like any other
-        "max": 100 if measure.share else _top(values),
-    }
+    about = f"{title} of {agents} agents on their own test samples and on everybody's."
+    x = Axis("model, test data", names=[head for head, *_ in OWN_AND_ALL])
+    return _map(title, measure, values, x, about)
 
 
 def confusion_section(groups: Sequence[Group]) -> list[Section]:
@@ -438,16 +418,16 @@ def _confusion_section(groups: Sequence[Group]) -> Section:
 def graph_section(groups: Sequence[Group]) -> Section:
     """The graph and each agent's classes, once per graph and partition."""
     title, name = "Graph and class distribution", "graph"
-    charts: list[Description] = []
+    charts: list[Chart] = []
     reasons = []
     seen: dict[str, int] = {}
     for group in groups:
         try:
-            made = graph_chart(group.first)
+            made = recorded_graph_chart(group.first)
         except ParleyError as error:
             reasons.append(f"{group.label}: {error}.")
             continue
-        key = repr({k: v for k, v in made.items() if k != "title"})
+        key = repr(made.marks)
         if key not in seen:
             seen[key] = len(charts)
             charts.append(made)
@@ -456,7 +436,7 @@ def graph_section(groups: Sequence[Group]) -> Section:
             name, title, missing=" ".join(dict.fromkeys(reasons)) or "There are no runs."
         )
     text = "Each agent is a ring of the classes it holds; edges are as wide as their weights."
-    if not any(chart.get("classes") for chart in charts):
+    if not any(chart.network and chart.network.shares for chart in charts):
         text = (
             "Edges are as wide as their weights. The classes of each agent were not recorded "
             "because the runs were made by an older version."

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parley.charts.chart import Axis, Chart, Heat
 from parley.errors import ParleyError
-from parley.results.curves import Description
-from parley.results.graphs import describe_graph
+from parley.results.graphs import graph_chart
 from parley.results.layout import recorded_graph
 from parley.results.read import RecordedRun
 from parley.training.record import number
@@ -19,7 +19,7 @@ PLACED = 300
 """The most agents for which a graph is drawn."""
 
 
-def confusion_chart(label: str, confusion: dict[str, Any], which: str) -> Description | None:
+def confusion_chart(label: str, confusion: dict[str, Any], which: str) -> Chart | None:
     """The confusion matrix of a method's best or worst agent; None if it was not recorded whole."""
     try:
         agent, classes = int(confusion[which]["agent"]), [str(c) for c in confusion["classes"]]
@@ -34,26 +34,27 @@ def confusion_chart(label: str, confusion: dict[str, Any], which: str) -> Descri
         return None
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     title = f"{label}: {which} agent ({agent}), {accuracy:.1%}"
-    return {
-        "kind": "heat",
-        "title": title,
-        "about": f"Confusion matrix. {title} of test samples correct.",
-        "x": {"name": "predicted class", "names": answers[: counts.shape[1]]},
-        "y": {"name": "true class", "names": classes},
-        "values": [[round(v, 1) for v in row] for row in shares.tolist()],
-        "unit": "%",
-        "max": 100,
-        "square": counts.shape[0] == counts.shape[1],
-    }
+    return Chart(
+        title,
+        [Heat([[round(v, 1) for v in row] for row in shares.tolist()], 0, 100, "%")],
+        Axis("predicted class", names=answers[: counts.shape[1]]),
+        Axis("true class", names=classes, down=True),
+        about=f"Confusion matrix. {title} of test samples correct.",
+    )
 
 
-def graph_chart(run: RecordedRun) -> Description:
+def recorded_graph_chart(run: RecordedRun) -> Chart:
     """The graph of a run; raises `ParleyError` with the reason if it cannot be drawn."""
     graph = recorded_graph(run.options, run.agents)
-    if graph.agents > PLACED:
-        raise ParleyError(f"a graph of {graph.agents} agents is too large to draw")
-    held, classes = _held(run.agents or {}, graph.agents)
-    return describe_graph(graph, str(run.options.get("partition", "")), held, classes)
+    n = graph.agents
+    if n > PLACED:
+        raise ParleyError(f"a graph of {n} agents is too large to draw")
+    held, classes = _held(run.agents or {}, n)
+    partition = run.options.get("partition", "")
+    title = ", ".join(
+        [graph.name, f"{n} agent{'s' * (n > 1)}", *[str(partition)] * bool(partition)]
+    )
+    return graph_chart(graph, title, held, classes)
 
 
 def _held(agents: Mapping[str, Any], count: int) -> tuple[npt.NDArray[np.int64] | None, list[str]]:

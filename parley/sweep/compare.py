@@ -407,4 +407,4 @@ def write(out: Path, done: Sequence[Job], made: list[dict[str, Any]]) -> None:
     curves: dict[str, list[Any]] = {}
     for job in done:
         curves.setdefault(job.label, []).append(RunFolder(job.out).records())
-    curves_picture(curves, out / "curves.png")
+    curves_picture(curves, out / "curves.svg")

@@ -104,4 +104,4 @@ def write(out: Path, done: Sequence[Job], made: Mapping[str, list[dict[str, Any]
         if job.failure is None:
             curves.setdefault(partition, {}).setdefault(job.label, []).append(records)
     write_atomically(out / "field.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    field_picture(curves, out / "field.png")
+    field_picture(curves, out / "field.svg")

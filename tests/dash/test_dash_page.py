@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import uvicorn
+from parley.results.style import LINES
 
 import parley
 from parley.dash.app import build
 from parley.dash.runs import Runs
 from parley.dash.serve import listen
 from parley.files import parse_json
-from parley.results.style import LINES
 from parley.store.status import held
 from tests.browser import browser, faults, overflow, page
 from tests.processes import Command, until

@@ -1,11 +1,12 @@
 """The picture of costs against gains."""
 
-from pathlib import Path
+from itertools import combinations
+from pathlib import Path as FilePath
 
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
+import pytest
 
+from parley.charts import draw
+from parley.charts.shapes import Box, Circle, Sheet, Words, boxes_of
 from parley.results import tradeoff
 from parley.results.tradeoff import Point, front, tradeoff_picture
 
@@ -15,55 +16,58 @@ def test_what_diverges_with_some_seeds_beats_nothing() -> None:
     assert front([steady, lost], 0) == [steady]
 
 
+@pytest.fixture
+def sheets(monkeypatch: pytest.MonkeyPatch) -> list[Sheet]:
+    """The drawings, instead of files."""
+    seen: list[Sheet] = []
+    monkeypatch.setattr(tradeoff, "save", lambda sheet, out: seen.append(sheet) or out)
+    return seen
+
+
+def names(sheet: Sheet) -> dict[str, Words]:
+    return {s.text: s for s in sheet.shapes if isinstance(s, Words) and s.halo}
+
+
 def test_names_do_not_cover_each_other_and_what_is_far_below_is_told(
-    tmp_path: Path, monkeypatch
+    tmp_path: FilePath, sheets: list[Sheet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def boxes() -> list[Bbox]:
-        """Of the names, after the picture was saved."""
+    def overlaps() -> int:
+        """Of the names."""
         tradeoff_picture({"a setting": points}, ["cost"], "gain", tmp_path / "x.png")
-        [axes] = figures[-1].axes
-        assert axes.get_ylim()[0] > 70
-        assert "below: far below (10.0)" in [text.get_text() for text in axes.texts]
-        names = [text for text in axes.texts if text.get_text().startswith("method")]
-        assert len(names) == 30
-        return [Text.get_window_extent(name) for name in names]
+        found = names(sheets[-1])
+        assert found.keys() == {f"method {k}" for k in range(30)}
+        words = [s.text for s in sheets[-1].shapes if isinstance(s, Words)]
+        assert "below: far below (10.0)" in words
+        marks = [float(text) for text in words if text.replace(".", "").isdecimal()]
+        assert not any(1 < mark < 70 and mark != 10 * round(mark / 10) for mark in marks[:5])
+        return sum(a.overlaps(b) for a, b in combinations(boxes_of(found.values()), 2))
 
-    def overlaps(found: list[Bbox]) -> int:
-        return sum(a.overlaps(b) for k, a in enumerate(found) for b in found[:k])
-
-    figures: list[Figure] = []
-    save = tradeoff.save
-    monkeypatch.setattr(
-        "parley.results.tradeoff.save",
-        lambda figure, out: figures.append(figure) or save(figure, out),
-    )
     points = [Point(f"method {k}", (10.0 * 1.11**k,), 80 + k / 100, None) for k in range(30)]
     points.append(Point("far below", (10.0,), 10, None))
-    assert overlaps(boxes()) == 0
-    monkeypatch.setattr("parley.results.tradeoff._keep_apart", lambda names: None)
-    assert overlaps(boxes()) > 5
-
-
-def test_names_stand_beside_their_points_and_cover_none(tmp_path: Path, monkeypatch) -> None:
-    figures: list[Figure] = []
+    assert overlaps() == 0
     monkeypatch.setattr(
-        "parley.results.tradeoff.save", lambda figure, out: figures.append(figure) or out
+        draw,
+        "placed",
+        lambda labels, *_: [
+            Words(x=l.place[0] + 5, y=l.place[1], text=l.text, size=10, halo=True) for l in labels
+        ],
     )
+    assert overlaps() > 5
+
+
+def test_names_stand_beside_their_points_and_cover_none(
+    tmp_path: FilePath, sheets: list[Sheet]
+) -> None:
     lone = Point("lone", (1000.0,), 80, None)
     crowd = [Point(f"crowd {k}", (10.0,), 70 + k, None, named=k in (3, 5)) for k in range(9)]
     tradeoff_picture({"a setting": [lone, *crowd]}, ["cost"], "gain", tmp_path / "x.png")
-    [axes] = figures[0].axes
-    named = {text.get_text(): text for text in axes.texts}
-    assert set(named) == {
-        "lone",
-        "crowd 3",
-        "crowd 5",
-        "crowd 8",
-    }  # the best, and those to be found
-    marks = [axes.transData.transform((p.costs[0], p.gain)) for p in [lone, *crowd]]
-    for name, text in named.items():
-        box = Text.get_window_extent(text)
-        assert not any(box.contains(*mark) for mark in marks)
-        x, y = axes.transData.transform(text.xy)
-        assert abs(box.y0 - y) <= box.height, name
-        assert min(abs(box.x0 - x), abs(box.x1 - x)) < 20, name
+    found = names(sheets[0])  # the best, and those to be found
+    assert found.keys() == {"lone", "crowd 3", "crowd 5", "crowd 8"}
+    points = {s.of: s for s in sheets[0].shapes if isinstance(s, Circle)}
+    marks = [Box(point.x, point.y, 0, 0) for point in points.values()]
+    for name, words in found.items():
+        [box] = boxes_of([words])
+        assert not any(box.overlaps(mark) for mark in marks)
+        point = points[name]
+        assert box.top - box.height <= point.y <= box.bottom + box.height, name
+        assert min(abs(box.left - point.x), abs(box.right - point.x)) < 20, name

@@ -223,7 +223,7 @@ def test_the_result_is_one_json_object_with_means_and_deviations(command, drawn)
     )
     assert code == 0 and out.count("\n") == 1 and "CompNGC α=0.5, seed 2: accuracy" in err
     told = json.loads(out)
-    assert told["out"] == "all" and Path("all/curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert told["out"] == "all" and Path("all/curves.svg").read_bytes()[:5] == b"<?xml"
     first, second = told["rows"]
     assert (first["algorithm"], first["label"], first["seeds"]) == ("dpsgd", "D-PSGD", 3)
     assert (second["algorithm"], second["label"]) == ("compngc", "CompNGC α=0.5")

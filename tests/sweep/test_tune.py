@@ -305,4 +305,4 @@ class TestField:
             (p, label) for p in by_partition for label in ("D-PSGD", "CompNGC")
         }
         assert all(math.isfinite(r["seconds"]) for r in records)
-        assert (tmp_path / "field.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "field.svg").read_bytes().startswith(b"<?xml")
