@@ -1,6 +1,7 @@
 """Private data of each agent: a folder, a Hugging Face hub dataset, or a user's Python function.
 
-Only the process that hosts an agent opens its data, and the data never leave that process.
+Only the process that hosts an agent opens its data. What the others
+get are models, gradients and counts, and test outputs with their labels where a metric needs them.
 """
 
 import importlib

@@ -6,9 +6,10 @@ A message is suspicious if it is not finite, if it is far longer than its sender
 far and than those of the neighbourhood, or if it points elsewhere than its sender's did so far and
 than the neighbourhood's do. What honest agents compute is not touched.
 
-A sender that is careful enough stays below these limits; that it cannot do much at once is all that
-is promised. Where there is neither a history nor a neighbourhood to compare with, as for the first
-messages between two agents, nobody can tell who of the two is right.
+These limits catch mistakes and crude attacks, and promise no more. A sender that is careful stays
+below them, and can still spoil the result: by a little in every step, or by more at once where the
+neighbourhood is as far apart. Where there is neither a history nor a neighbourhood to compare with,
+as for the first messages between two agents, it is unknown which of the two is right.
 """
 
 import logging
