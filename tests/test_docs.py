@@ -90,6 +90,7 @@ def test_every_example_is_tested() -> None:
     """Those in folders by tests/test_examples.py."""
     names = {path.name for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
     files = {"own_model_and_data.py", "compare_topologies.py", "experiment.toml"}
+    files |= {"cross_features.py"}  # by tests/algorithms/test_cross_features.py
     assert names == {*files, "tasks", "hospitals"}
 
 

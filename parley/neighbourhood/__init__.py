@@ -2,11 +2,13 @@
 
 from parley.neighbourhood.flow import Compressed, Flow, Mail, OnEdges
 from parley.neighbourhood.meter import Meter
+from parley.neighbourhood.outputs import EdgeOutputs, Outputs
 from parley.neighbourhood.verbs import Gradient, Neighbourhood, Told
 from parley.wire.transport import Kind
 
 __all__ = [
     "Compressed",
+    "EdgeOutputs",
     "Flow",
     "Gradient",
     "Kind",
@@ -14,5 +16,6 @@ __all__ = [
     "Meter",
     "Neighbourhood",
     "OnEdges",
+    "Outputs",
     "Told",
 ]

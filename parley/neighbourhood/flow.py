@@ -31,6 +31,11 @@ class OnEdges(ABC):
         """The values of each round's edges, ``[E, D]``."""
         return map(self.decode, self.messages())
 
+    def nothing(self) -> Tensor:
+        """The values of no edge."""
+        width = self.codec.message_bytes(self.dtype)
+        return self.decode(torch.empty(0, width, dtype=torch.uint8))
+
     def decode(self, wire_EB: Tensor) -> Tensor:
         """Decodes messages of this kind."""
         return self.codec.decode(wire_EB, self.dtype)

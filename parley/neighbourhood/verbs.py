@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from parley.compute.engine import Engine
+from parley.compute.functions import Function, PairOutputs, evaluated
 from parley.compute.sums import Sums
 from parley.data import Batch, Batches
 from parley.errors import BadValue
@@ -30,6 +31,7 @@ from parley.graphs.sequences import random_matching
 from parley.neighbourhood.clustering import Clusters
 from parley.neighbourhood.flow import Compressed, CrossGradients, Flow, Mail, OnEdges
 from parley.neighbourhood.meter import Meter
+from parley.neighbourhood.outputs import EdgeOutputs, Outputs
 from parley.wire.codec import Codec, Dense, hashed
 from parley.wire.transport import Kind, Transport
 
@@ -260,15 +262,14 @@ class Neighbourhood:
         return CrossGradients(self._dense, make, x_I, batch)
 
     def stored(self, values_ID: Tensor) -> Mail:
-        """Stored values, turned into mail again."""
-        return Mail(
-            self._dense, values_ID.dtype, lambda: map(self._dense.encode, self._split(values_ID))
-        )
+        """Stored values of any width, turned into mail again."""
+        dense = self._dense_of(values_ID)
+        return Mail(dense, values_ID.dtype, lambda: map(dense.encode, self._split(values_ID)))
 
     def collect(self, x_I: OnEdges) -> Tensor:
-        """All values of a flow, or of mail, in one tensor, [I, D]."""
+        """All values of a flow, or of mail, in one tensor, [I, D] or as wide as they are."""
         found = list(x_I)
-        return torch.cat(found) if found else self.task.start()[None][:0]
+        return torch.cat(found) if found else x_I.nothing().to(self.receiver_I.device)
 
     def divided(self, n_I: OnEdges, by_I1: Tensor) -> Flow:
         """Values on edges, each divided by its edge's number."""
@@ -322,7 +323,7 @@ class Neighbourhood:
             for r, wire_EB in zip(self._rounds, g_I.messages(), strict=True)
         ]
         replies = [g_I.decode(arrived()) for arrived in under_way]
-        return torch.cat(replies) if replies else self.task.start()[None][:0]
+        return torch.cat(replies) if replies else g_I.nothing().to(self.sender_O.device)
 
     def mix(self, x_AD: Tensor, gamma: float = 1.0, kind: Kind = "models") -> Tensor:
         """One gossip step, x + γ Σ_j (w_ij - I_ij) x^j."""
@@ -391,6 +392,28 @@ class Neighbourhood:
         else:
             met_AD[rows] += weight * (told.x_ED - told.seen_AD[rows])
         return met_AD
+
+    def evaluate(self, function: Function, x_AD: Tensor, batch: Batch) -> Outputs:
+        """A plain torch function of each agent's own model on its own batch: its outputs, and their
+        cotangents pulled back."""
+        rows = range(len(self.agents))
+        self.meter.count(batch, rows)
+        return Outputs(evaluated(self.engine, function, x_AD, batch, rows, self.agents, graph=True))
+
+    def cross_evaluate(self, function: Function, x_I: OnEdges, batch: Batch) -> EdgeOutputs:
+        """The same of each neighbour's model on the agent's own batch."""
+
+        def make(graph: bool) -> Iterator[Iterable[PairOutputs]]:
+            for r, x_ED in zip(self._rounds, x_I, strict=True):
+                rows, owners = self._lists.receivers_of[r], self._owners[r]
+                self.meter.count(batch, rows)
+                yield evaluated(self.engine, function, x_ED, batch, rows, owners, graph)
+
+        return EdgeOutputs(self._dense, x_I, make)
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each sample as the experiment has it, for a function that is evaluated."""
+        return self.task.per_sample(outputs, targets)
 
     def accuracy(self, x_AD: Tensor, batch: Batch) -> Tensor:
         """Each agent's accuracy on its own batch, [A, 1]."""
