@@ -45,15 +45,16 @@ class Parley:
 
     def __init__(self, case: Case, rank: int = 0, workers: int = 1, threads: int = 1) -> None:
         from parley.data_sizes import Sizes
+        from parley.fabric.gloo import Gloo
         from parley.training.events import Started
         from parley.training.trainer import Trainer
         from parley.wire.local import Local
         from parley.wire.placement import spread
-        from parley.wire.processes import Processes
+        from parley.wire.spread import Spread
 
         placement = spread(case.topology(), workers, rank)
         problem = case.problem(placement.agents)
-        transport = Local(placement) if workers == 1 else Processes(placement)
+        transport = Local(placement) if workers == 1 else Spread(placement, Gloo())
         # One epoch without end: nothing is evaluated between the steps.
         endless = Sizes(steps_per_epoch=sys.maxsize, mean=1.0)
         self.run = Trainer(case.experiment(workers, threads), problem, transport, sizes=endless)

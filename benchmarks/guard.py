@@ -24,11 +24,12 @@ from parley.algorithms import NGC
 from parley.compute import choose
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
+from parley.fabric.gloo import Gloo
 from parley.models import build
 from parley.neighbourhood import Neighbourhood
 from parley.wire.guard import Arrived, Guard
 from parley.wire.placement import spread
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 
 RECORD = Path(__file__).with_name("guard.json")
 AGENTS, WORKERS, BATCH, STEPS, WARM = 10, 2, 32, 60, 10
@@ -52,7 +53,7 @@ def worker(rank: int, port: int, results: Any) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORKERS, timeout=timeout)
     guard = Timed(torch.float32, "stop")
     placement = spread(graphs.ring(AGENTS), WORKERS, rank)
-    transport = Processes(placement, guard=guard)
+    transport = Spread(placement, Gloo(), guard=guard)
     torch.manual_seed(0)
     task = Task(build("lenet5", (1, 28, 28), 10), dtype=torch.float32)
     samples = [_samples(agent) for agent in placement.agents]

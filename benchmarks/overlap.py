@@ -27,10 +27,11 @@ from parley.algorithms import NGC, Algorithm, CompNGC
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
+from parley.fabric.gloo import Gloo
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.placement import spread
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 from tests import namespaces
 
 HOSTS = 3
@@ -58,7 +59,7 @@ def work(
     torch.set_num_threads(1)
     store = TCPStore("10.77.0.1", 29500, is_master=rank == 0, timeout=timedelta(minutes=5))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=HOSTS)
-    transport = Processes(spread(ring(HOSTS), HOSTS, rank))
+    transport = Spread(spread(ring(HOSTS), HOSTS, rank), Gloo())
     hood = Neighbourhood(transport, LoopEngine(Task(net())))
     samples = Samples(torch.randn(64, 3, 32, 32), torch.randint(10, (64,)))
     batches = Batches([samples], hood.agents, 32, Transform(), 0)

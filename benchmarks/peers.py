@@ -30,15 +30,16 @@ from parley.algorithms import NGC
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
+from parley.fabric.base import Member
+from parley.fabric.gloo import Gloo
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.peers import keys
+from parley.peers.fabric import Linked
 from parley.peers.file import Peers
-from parley.peers.group import Group
 from parley.peers.join import linked
-from parley.peers.transport import PeerTransport
 from parley.wire.placement import spread
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 from parley.wire.transport import KINDS, Transport
 from tests import namespaces
 from tests.peers.groups import NAMES, write_group
@@ -89,11 +90,11 @@ def work(rank: int, name: str, file: Path, blocks: int, said: Any) -> None:
     peers = Peers.read(file)
     identity = keys.find(NAMES[rank], file.parent)
     with linked(identity, peers, {"protocol": 1, "plan": {}}, PATIENCE, None) as links:
-        made = Group(links, peers.names, [(0, 1), (0, 2), (1, 2)], 0)
+        made = Linked(links, [Member(n) for n in peers.names], [(0, 1), (0, 2), (1, 2)], 0)
         links.want(made.partners)
         transports: dict[str, Transport] = {
-            "gloo": Processes(placement),
-            "links": PeerTransport(placement, None, made),
+            "gloo": Spread(placement, Gloo()),
+            "links": Spread(placement, made),
         }
         taken: dict[str, list[float]] = {kind: [] for kind in transports}
         wire = dict.fromkeys(transports, 0)

@@ -23,7 +23,7 @@ from parley.training import metrics
 from parley.training.events import Event, StepDone
 from parley.training.problem import Problem, problem
 from parley.watch import log
-from parley.wire import processes
+from parley.wire.spread import Spread
 from tests.cluster.test_launch import as_ranks
 from tests.processes import PATIENCE, process, until
 
@@ -64,7 +64,7 @@ ATTACKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def attack(how: str, transport: Any = processes.Processes) -> None:
+def attack(how: str, transport: Any = Spread) -> None:
     """From now on this process is not honest."""
     if how == "boasts":
         metrics.TestSet._of = lambda self, models, part=None: [[0.01, 5.98]] * len(models)  # type: ignore[method-assign]

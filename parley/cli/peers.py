@@ -9,9 +9,9 @@ import typer
 from parley.cli.join import Keys, Listen, Me, PeersFile
 from parley.cli.options import Json, option
 from parley.cli.screen import screen
-from parley.cluster.noticeboard import listed
 from parley.errors import BadValue
 from parley.experiment import Experiment, read_file
+from parley.fabric.base import listed
 from parley.peers.check import check as look
 from parley.peers.file import Peers
 from parley.peers.hosts import make

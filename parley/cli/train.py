@@ -99,7 +99,7 @@ def train(
 
 def _absent(done: dict[str, Any]) -> dict[str, str]:
     if absent := done.get("agents_absent"):
-        from parley.cluster.noticeboard import listed
+        from parley.fabric.base import listed
 
         return {"without": f"{listed(absent)} of {', '.join(done['hosts_absent'])}"}
     return {}

@@ -10,19 +10,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import TypedDict
 
 from parley import models
-from parley.cluster.messages import Claims, Seat, understood
-from parley.cluster.noticeboard import Board, Member, listed
 from parley.compute.task import Task
 from parley.data.tables import Form
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, OWN, Experiment
+from parley.fabric.base import Member, listed
+from parley.fabric.board import Board
+from parley.fabric.messages import Agent, understood
 from parley.graphs import Topology
 from parley.store.enclosed import enclosed
 from parley.store.folder import ENCLOSED
 from parley.training.problem import Problem
 from parley.version import full_version
+
+
+class Seat(TypedDict):
+    """Where a process runs, and which agents it has claimed."""
+
+    host: str
+    agents: list[Agent] | None
+
+
+class Claims(TypedDict):
+    """What a process was started with and what it has loaded."""
+
+    host: str
+    agents: list[Agent]
+    said: dict[str, Any]
 
 
 def code() -> str:
@@ -128,9 +145,10 @@ def _graph(topology: Topology) -> str:
 
 def seats(board: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
     """The worker of every agent: claimed agents go to their claimants, the rest are distributed.
+    From then on the board knows who hosts what.
 
-    >>> from parley.cluster.noticeboard import Noticeboard
-    >>> seats(Noticeboard(), 3, None)
+    >>> from parley.fabric.base import Alone
+    >>> seats(Board(Alone()), 3, None)
     (0, 0, 0)
     """
     own = {"host": board.host, "agents": None if mine is None else [*mine]}
@@ -159,9 +177,11 @@ def seats(board: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, .
     for rank, said in enumerate(claimed):
         if said["agents"] == []:
             raise BadValue("agents_here", "", "at least one agent", _who(rank, said))
-    for rank, said in enumerate(claimed):
-        hosted = tuple(agent for agent in range(agents) if worker_of[agent] == rank)
-        board.members[rank] = Member(said["host"], hosted)
+    hosted = [tuple(a for a in range(agents) if worker_of[a] == r) for r in range(board.world)]
+    said_and_hosted = enumerate(zip(claimed, hosted, strict=True))
+    board.introduce(
+        {r: Member(f"worker {r}", said["host"], mine) for r, (said, mine) in said_and_hosted}
+    )
     return tuple(worker_of[agent] for agent in range(agents))
 
 

@@ -7,15 +7,14 @@ import signal
 import socket
 import threading
 import time
-import traceback
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,23 +22,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from parley.cluster import handshake
-from parley.cluster.gloo_crash import last_words
-from parley.cluster.noticeboard import (
-    PARTING,
-    Board,
-    Member,
-    Noticeboard,
-    StoreLost,
-    ask,
-    unexpected,
-)
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.wire import direct
-from parley.wire.local import Local
-from parley.wire.placement import Placement
-from parley.wire.processes import Processes
-from parley.wire.transport import Transport, WorkerLost
+from parley.fabric.base import Alone, Fabric, WorkerLost
+from parley.fabric.board import Board
+from parley.fabric.failure import unexpected
+from parley.fabric.gloo import PARTING, Gloo, StoreLost, ask, disconnect
 
 log = logging.getLogger(__name__)
 
@@ -129,22 +117,41 @@ class Gathering(ABC):
         """Where the workers communicate before they are connected."""
 
     @abstractmethod
-    def connected(
-        self, roster: Roster, members: Mapping[int, Member]
-    ) -> AbstractContextManager[Board]:
+    def connected(self, roster: Roster) -> AbstractContextManager[Board]:
         """Connects the workers of one generation; gives where they communicate."""
-
-    @abstractmethod
-    def transport(self, placement: Placement) -> Transport:
-        """What carries messages in the connected generation."""
 
     @abstractmethod
     def membership(self) -> Rosters | None:
         """How the next generation is agreed on, if the run heals."""
 
-    @abstractmethod
-    def ending_together(self, board: Any, final: bool) -> AbstractContextManager[None]:
-        """When one fails, all end, with the message of the first that failed."""
+    def survives(self, error: BaseException, final: bool) -> bool:
+        """Whether the others go on after this error; `final`: where none could."""
+        return False
+
+    @contextmanager
+    def ending_together(self, board: Board, final: bool) -> Iterator[None]:
+        """When one fails, all end, with the error of the first that failed."""
+        fabric = board.fabric
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if not self.survives(stop, final):
+                fabric.fail(self._told(fabric, "was stopped", stop), waits=False)
+            raise
+        except Exception as error:
+            if self.survives(error, final):
+                raise
+            if isinstance(error, ParleyError):
+                first = fabric.fail(error)
+                raise (error if first is error else first) from None
+            words = f"failed: {error!r}" if fabric.local else unexpected(error)
+            fabric.fail(self._told(fabric, words, error))
+            raise
+
+    def _told(self, fabric: Fabric, words: str, cause: BaseException) -> ParleyError:
+        told = ParleyError(f"{fabric.called}: {fabric.own_name} {words}")
+        told.__cause__ = cause
+        return told
 
 
 @dataclass(frozen=True)
@@ -156,105 +163,51 @@ class Meeting(Gathering):
     local: bool = False
     """Whether all are on this machine: then nothing is opened to other machines."""
 
-    def transport(self, placement: Placement) -> Transport:
-        """Within this process, or by `torch.distributed`."""
-        transport = Local(placement) if self.store is None else Processes(placement)
-        transport.trusted = self.local
-        return transport
+    @cached_property
+    def fabric(self) -> Fabric:
+        """All workers, connected with each other."""
+        if self.store is None:
+            return Alone()
+        self._connect(PrefixStore("connect", self.store))
+        return Gloo(self.patience, self.store, self.local)
 
     def membership(self) -> Rosters | None:
         """Fixed: whoever started ends together."""
         return None
 
-    def lobby(self) -> Noticeboard:
-        """Where the workers communicate before they are connected."""
-        if self.store is None:
-            return Noticeboard()
-        store = PrefixStore("lobby", self.store)
-        timeout = timedelta(seconds=self.patience)
-        return Noticeboard(store, self.rank, self.world, timeout, self.store)
+    def lobby(self) -> Board:
+        """Where the workers communicate before they train."""
+        return Board(self.fabric)
 
     @contextmanager
-    def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Noticeboard]:
-        """A process group of the workers of one generation, and their noticeboard."""
-        if self.store is None:
-            yield Noticeboard()
-            return
-        here, world = roster.workers.index(self.rank), len(roster.workers)
-        store = PrefixStore(f"generation/{roster.generation}", self.store)
-        timeout = timedelta(seconds=self.patience)
-        present = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
-        said = PrefixStore("said", store)
-        board = Noticeboard(said, here, world, timeout, self.store, members=present)
-        with self.ending_together(board, final=True):
-            self._connect(store, here, world)
-            with last_words(partial(self._given_up, board)):
-                yield board
+    def connected(self, roster: Roster) -> Iterator[Board]:
+        """The same workers as in the lobby."""
+        self.fabric.be_patient(self.patience)
+        board = Board(self.fabric)
+        with closing(self.fabric), self.ending_together(board, final=True):
+            yield board
 
-    def _given_up(self, board: Noticeboard) -> str:
-        """Why this process ends, as the others are told."""
-        workers = [board.name(worker) for worker in direct.awaited()]
-        who = " or ".join(workers) or "another worker"
-        error = ParleyError(f"workers: {who} sent a message that is too long")
-        return str(board.fail(error))
-
-    def _connect(self, store: Store, here: int, world: int) -> None:
+    def _connect(self, store: Store) -> None:
         timeout = timedelta(seconds=self.patience)
         try:
             with _loopback() if self.local else nullcontext():
                 ask(
                     lambda: dist.init_process_group(
-                        self.backend, store=store, rank=here, world_size=world, timeout=timeout
+                        self.backend,
+                        store=store,
+                        rank=self.rank,
+                        world_size=self.world,
+                        timeout=timeout,
                     ),
                     3 * self.patience,
                 )
         except StoreLost as error:
-            # A worker left before all were connected; or the store itself was lost, which the next
-            # query will show.
+            disconnect()
             log.debug("not all connected: %s", error.why)
             raise WorkerLost(
-                f"workers: the {world} processes could not all be connected within "
+                f"workers: the {self.world} processes could not all be connected within "
                 f"{self.patience:g} seconds (--patience)"
             ) from None
-
-    @contextmanager
-    def ending_together(self, board: Noticeboard, final: bool) -> Iterator[None]:
-        """When one worker fails, all end with the error of the first that failed.
-
-        A failing worker leaves its error in the store and closes its connections, which tells the
-        others.
-        """
-        if self.store is None:
-            yield
-            return
-        try:
-            yield
-        except StoreLost:
-            raise
-        except WorkerLost as lost:
-            board.leave()
-            _disconnect(lost)
-            explained = board.explain(lost)
-            board.part(explained)
-            raise explained from None
-        except ParleyError as error:
-            first = board.fail(error)
-            _disconnect(error)
-            board.part(first)
-            raise (error if first is error else first) from None
-        except KeyboardInterrupt:
-            board.fail(ParleyError(f"workers: {board.name(self.rank)} was stopped"))
-            with suppress(StoreLost):
-                board.end()
-            raise
-        except Exception as error:
-            words = repr(error) if self.local else unexpected(error)
-            first = board.fail(ParleyError(f"{board.name(self.rank)}: {words}"))
-            _disconnect(error)
-            board.part(first)
-            raise
-        finally:
-            _disconnect()
 
 
 @contextmanager
@@ -302,24 +255,6 @@ def end_with_launcher() -> None:
             os._exit(1)  # it may be waiting for others and not hear signals
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _disconnect(failure: BaseException | None = None) -> None:
-    """Closes all connections, which tells the others that this process leaves.
-
-    Gloo keeps a connection open for as long as a request on it exists, and the frames that a
-    `failure` went through hold requests: the others would wait for this process until it ends.
-    """
-    seen: set[int] = set()
-    while failure is not None and id(failure) not in seen:
-        seen.add(id(failure))
-        traceback.clear_frames(failure.__traceback__)
-        failure = failure.__cause__ or failure.__context__
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    # A group's name is the count of those made before it, which must be the same in every process;
-    # ending a group sets it back, but one that was never complete cannot be ended.
-    dist.distributed_c10d._world.group_count = 0
 
 
 def as_launched(experiment: Experiment) -> Meeting:

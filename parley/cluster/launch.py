@@ -26,18 +26,18 @@ from torch._C._distributed_c10d import TCPStore
 from parley import models
 from parley.cluster.host import Host
 from parley.cluster.join import Meeting, as_launched, local_store
-from parley.cluster.noticeboard import PARTING, listed
 from parley.cluster.rank import started_by_launcher
 from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
 from parley.compute import choose, kernels, precision
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.fabric.base import WorkerLost, listed
+from parley.fabric.gloo import PARTING
 from parley.stopping import Callbacks
 from parley.store.folder import RunFolder
 from parley.training.problem import device_of
 from parley.wire.placement import blocks
-from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 

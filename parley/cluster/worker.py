@@ -10,7 +10,7 @@ with another (`parley.cluster.heal`).
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -23,17 +23,20 @@ from torch import Tensor
 from parley.cluster import handshake
 from parley.cluster.heal import Position, Recovery, without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
-from parley.cluster.noticeboard import Board, Member, StoreLost, listed
 from parley.data import standard
 from parley.data.tables import Form
 from parley.data.targets import held, held_names
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.fabric.base import WorkerLost, listed
+from parley.fabric.board import Board
+from parley.fabric.gloo import StoreLost
+from parley.fabric.messages import Count
 from parley.graphs import Edge
 from parley.stopping import Callbacks
 from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
-from parley.store.journal import Count, Journal
+from parley.store.journal import Journal
 from parley.store.lock import Hold
 from parley.store.status import mark_stopped, reported
 from parley.training.events import EpochDone, Event, Started
@@ -43,7 +46,7 @@ from parley.training.record import Record
 from parley.training.trainer import Trainer
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
-from parley.wire.transport import WorkerLost
+from parley.wire.spread import over
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +143,7 @@ class Worker:
         """Loads this worker's data and checks that they fit the others'."""
         experiment, assignment = self.experiment, self.assignment
         self.worker_of = self.meeting.seats(lobby, experiment.agents, assignment.mine)
-        self.members: Mapping[int, Member] = dict(lobby.members)
-        hosted = self._introduce()
+        hosted = self._introduce(lobby)
         restarted = any(lobby.share("restarts", _restarts(), Count))
         self.resume = assignment.resume or back or restarted
         self.problem: Problem = assignment.load(experiment, hosted)
@@ -216,7 +218,7 @@ class Worker:
         if self.hold:
             self.hold.settle(took)
 
-    def _introduce(self) -> list[int]:
+    def _introduce(self, lobby: Board) -> list[int]:
         """The agents hosted here; reports those of the whole host."""
         rank = self.meeting.rank
         hosted = [agent for agent, worker in enumerate(self.worker_of) if worker == rank]
@@ -224,7 +226,7 @@ class Worker:
             first = rank - int(os.environ.get("LOCAL_RANK", "0"))
             ours = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
             agents = [agent for agent, worker in enumerate(self.worker_of) if worker in ours]
-            log.info("%s hosts %s; loading data", self.members[rank].host, listed(agents))
+            log.info("%s hosts %s; loading data", lobby.host, listed(agents))
         return hosted
 
     def work(self) -> Outcome | None:
@@ -243,7 +245,7 @@ class Worker:
             roster = membership.next_roster(left) if membership else self.meeting.everyone
             self.worker_of = self.meeting.reseated(roster) or self.worker_of
             try:
-                with self.meeting.connected(roster, self.members) as board:
+                with self.meeting.connected(roster) as board:
                     outcome = self._train(roster, board)
                     if membership:
                         membership.done()
@@ -268,7 +270,7 @@ class Worker:
         seats = tuple(workers.index(self.worker_of[a]) for a in present)
         numbers = tuple(present) if len(present) < full.agents else ()
         placement = Placement(graph, seats, board.rank, numbers)
-        transport = self.meeting.transport(placement)
+        transport = over(board.fabric, placement)
         problem = replace(self.problem, topology=graph)
         callbacks = self.assignment.callbacks
         run = Trainer(

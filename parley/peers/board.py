@@ -1,49 +1,30 @@
-"""What peers tell each other in words: JSON, gathered along the tree."""
+"""What peers tell each other at the start, kept and passed on to those that come later."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from parley.cluster.messages import understood
-from parley.cluster.noticeboard import Board, Member
 from parley.errors import ParleyError
-from parley.peers.group import Group
+from parley.fabric.base import Fabric, Member, Part, Pending
+from parley.fabric.board import Board
+from parley.fabric.messages import understood
+
+Words = list[tuple[str, list[Any]]]
+"""What all peers said at the start, in order."""
 
 
-class PeerBoard(Board):
-    """Where the peers of a generation tell each other something."""
+class Recorder(Board):
+    """Keeps what all have said, for peers that come later."""
 
-    def __init__(
-        self,
-        group: Group,
-        patience: float,
-        members: Mapping[int, Member] | None = None,
-        note: Callable[[str, list[Any]], None] | None = None,
-    ) -> None:
-        """`note` is told of everything that was said here."""
-        self.group = group
-        super().__init__(group.here, len(group.names), patience, members)
-        self.host = group.names[group.here]
-        self._note = note
-
-    def name(self, rank: int) -> str:
-        """A peer's own name."""
-        return self.group.names[rank]
+    def __init__(self, fabric: Fabric) -> None:
+        super().__init__(fabric)
+        self.said: Words = [("peers", [member.name for member in fabric.members])]
 
     def share(self, what: str, value: Any, kind: Any) -> list[Any]:
         """Every peer's value for something, in the order of their numbers."""
-        said = self.group.gather(json.dumps([what, value]).encode())
-        answers = [self._read(rank, what, bytes(text), kind) for rank, text in enumerate(said)]
-        if self._note is not None:
-            self._note(what, answers)
+        answers = super().share(what, value, kind)
+        self.said.append((what, answers))
         return answers
-
-    def _read(self, rank: int, what: str, text: bytes, kind: Any) -> Any:
-        who = self.name(rank)
-        about, value = understood(text.decode("utf-8", "replace"), tuple[str, kind], who, what)
-        if about != what:
-            raise ParleyError(f"peers: {who} sent its {about} instead of its {what}")
-        return value
 
 
 COMPARED = ("claims", "hold")
@@ -51,26 +32,26 @@ COMPARED = ("claims", "hold")
 has must not change."""
 
 
+class Past(Fabric):
+    """Those who spoke at the start, who are not to be heard here."""
+
+    called = "peers"
+
+    def exchange(self, leaving: Sequence[Part], arriving: Sequence[Part]) -> Sequence[Pending]:
+        """What was said is known, and nobody listens."""
+        raise AssertionError("nothing is sent before a generation is agreed on")
+
+
 class Replay(Board):
     """The words of the start, for a peer that comes while the others train."""
 
-    def __init__(
-        self,
-        me: str,
-        patience: float,
-        log: Sequence[tuple[str, list[Any]]],
-    ) -> None:
+    def __init__(self, me: str, log: Words) -> None:
         """`log` begins with the names of those who spoke."""
         names = [str(name) for name in log[0][1]]
-        self._names = names if me in names else [*names, me]
-        super().__init__(self._names.index(me), len(self._names), patience)
-        self.host = me
         self._came_later = me not in names
+        names += [me] * self._came_later
+        super().__init__(Past(names.index(me), list(map(Member, names)), 0.0, me))
         self._log = list(log[1:])
-
-    def name(self, rank: int) -> str:
-        """A peer's own name."""
-        return self._names[rank]
 
     def share(self, what: str, value: Any, kind: Any) -> list[Any]:
         """What everybody said about it then."""

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from parley.fabric.base import Buffer
 from parley.peers.file import Peers
-from parley.peers.frames import DATA, HEADER, HELLO, BadFrame, Buffer, Frame
+from parley.peers.frames import DATA, HEADER, HELLO, BadFrame, Frame
 from parley.peers.keys import Identity
 from parley.peers.mailbox import ENVELOPE, space
 from parley.peers.tunnel import Tunnel

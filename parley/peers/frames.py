@@ -10,15 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from parley.cluster.messages import check_depth, printable
+from parley.fabric.base import Buffer
+from parley.fabric.messages import check_depth, printable
 
 HEADER = struct.Struct("<4sB3xQQQ")
 """Magic, kind, length, number, acknowledged: 32 bytes before every frame."""
 MAGIC = b"PRLF"
 HELLO, DATA, ACKNOWLEDGE, BYE = 1, 2, 3, 4
 KINDS = (HELLO, DATA, ACKNOWLEDGE, BYE)
-
-Buffer = bytes | bytearray | memoryview
 
 
 class BadFrame(Exception):

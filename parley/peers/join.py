@@ -17,6 +17,7 @@ from parley.cluster.worker import Assignment, Load, Outcome, Watcher, work
 from parley.compute import precision
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.fabric.base import WorkerLost
 from parley.graphs import Topology
 from parley.peers import keys
 from parley.peers.connection import Refused, Security, rehearse
@@ -26,7 +27,6 @@ from parley.peers.meeting import PeerMeeting, grouped
 from parley.peers.revisions import Revisions
 from parley.peers.switchboard import in_words
 from parley.training.problem import device_of, topology_of
-from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from parley.cluster.messages import printable
 from parley.errors import BadValue, ParleyError
+from parley.fabric.base import Buffer, WorkerLost
+from parley.fabric.messages import printable
 from parley.peers import keys
 from parley.peers.connection import Connection, Refused, Security
 from parley.peers.file import Peers, listening
@@ -25,7 +26,6 @@ from parley.peers.frames import (
     DATA,
     HELLO,
     BadFrame,
-    Buffer,
     Flood,
     Frame,
     Kept,
@@ -36,7 +36,6 @@ from parley.peers.frames import (
 from parley.peers.link import Link
 from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox, space
 from parley.peers.switchboard import SHAKING_HANDS, Switchboard, listening_socket
-from parley.wire.transport import WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +157,7 @@ class Links:
                     raise WorkerLost("peers: others have ended this generation")
                 if (why := link.lost(began, self.patience)) is not None:
                     link.given_up = not link.restarted
-                    raise WorkerLost(f"peers: lost {name} ({why})", [self.peers.number(name)], True)
+                    raise WorkerLost(f"peers: lost {name} ({why})", (), True, [name])
                 self.changed.wait(0.1)
             connection = link.connection
             if connection is not None and connection.paused:

@@ -1,7 +1,7 @@
 """How peers come together: links first, then the words of the start, then one generation."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,27 +11,20 @@ from pydantic import Field
 
 from parley.cluster.heal import without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
-from parley.cluster.noticeboard import (
-    Board,
-    Member,
-    listed,
-    read_failure,
-    unexpected,
-    written_failure,
-)
 from parley.errors import NotWritten, ParleyError
+from parley.fabric.base import Member, WorkerLost
+from parley.fabric.board import Board
+from parley.fabric.failure import read_failure
 from parley.graphs import Topology
-from parley.peers.board import PeerBoard, Replay
+from parley.peers.board import Recorder, Replay
+from parley.peers.fabric import Linked
 from parley.peers.file import Peers
-from parley.peers.group import Group
 from parley.peers.links import Links
 from parley.peers.membership import PeerMembership, asked_words, read_words
 from parley.peers.revisions import Revisions
-from parley.peers.transport import PeerTransport
 from parley.peers.views import MEMORY
 from parley.wire.guard import Suspicious
-from parley.wire.placement import Placement
-from parley.wire.transport import GATHERED_BYTES, Transport, WorkerLost
+from parley.wire.transport import GATHERED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +60,7 @@ def grouped(
 class _Now:
     """What changes while peers train."""
 
-    group: Group | None = None
+    group: Linked | None = None
     membership: PeerMembership | None = None
     alone: bool = False
     """Whether this peer has waited in vain for the links of the start."""
@@ -107,10 +100,6 @@ class PeerMeeting(Gathering):
 
     def seats(self, lobby: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
         """As ``peers.toml`` has it, which is the same at all."""
-        shown = {
-            n: Member(self.peers.names[n], self.peers.peer[n].agents) for n in self.peers.active
-        }
-        lobby.members.update(shown)
         return self.peers.worker_of()
 
     def reseated(self, roster: Roster) -> tuple[int, ...]:
@@ -140,14 +129,13 @@ class PeerMeeting(Gathering):
 
     def lobby(self) -> Board:
         """Where all peers speak before they train; waits for the links that this one needs."""
-        names, pairs = grouped(self.peers, self.topology, self.peers.active)
-        group = Group(self.links, names, pairs, LOBBY)
+        group = self._group(self.peers, self.peers.active, LOBBY)
         self.links.want(group.partners)
         log.info("%s waits for %s", self.links.me, ", ".join(group.partners))
         membership = self.now.membership
         if membership is None:
             self._await(group.partners)
-            return PeerBoard(group, self.patience)
+            return Board(group)
         if not membership.came_back:
             self._await(group.partners, or_begun=True)
             membership.came_back = self._others_have_begun()
@@ -155,13 +143,14 @@ class PeerMeeting(Gathering):
                 membership.views.forget()
         if not membership.came_back:
             # Not among the words that are passed on: whoever comes later learns of views instead.
-            board = PeerBoard(group, self.patience)
-            membership.views.meet(board.share("memory", membership.views.memory, Memory))
-            membership.words.append(("peers", list(names)))
-            return PeerBoard(group, self.patience, note=lambda *said: membership.words.append(said))
+            memories = Board(group).share("memory", membership.views.memory, Memory)
+            membership.views.meet(memories)
+            board = Recorder(group)
+            membership.words = board.said
+            return board
         self.links.want(list(self.links.links))
         words = membership.words or asked_words(self.links, membership, self.patience)
-        return Replay(self.links.me, self.patience, words)
+        return Replay(self.links.me, words)
 
     def _others_have_begun(self) -> bool:
         return any(said.get("begun") for said in self.links.hellos.values())
@@ -181,29 +170,31 @@ class PeerMeeting(Gathering):
         raise WorkerLost(
             f"peers: no link to {', '.join(missing)} within {self.patience:g} seconds "
             f"(patience): {why}",
-            [self.peers.number(name) for name in missing],
-            True,
+            timed_out=True,
+            names=missing,
         )
 
+    def _group(self, peers: Peers, workers: Sequence[int], generation: int) -> Linked:
+        names, pairs = grouped(peers, self.topology, workers)
+        members = [
+            Member(name, "", peers.peer[n].agents) for n, name in zip(workers, names, strict=True)
+        ]
+        remedy = 'start all peers again with --resume, or set on_failure = "heal"'
+        remedy = "training had not begun" if self.heals else remedy
+        return Linked(self.links, members, pairs, generation, remedy)
+
     @contextmanager
-    def connected(self, roster: Roster, members: Mapping[int, Member]) -> Iterator[Board]:
+    def connected(self, roster: Roster) -> Iterator[Board]:
         """The peers of one generation, linked along the graph of those who are present."""
-        names, pairs = grouped(self._peers_of(roster), self.topology, roster.workers)
         generation = roster.generation + 1
-        group = Group(self.links, names, pairs, generation)
+        group = self._group(self._peers_of(roster), roster.workers, generation)
         self.links.begin(generation)
         self.links.want(group.partners)
         self.links.hello["begun"] = True
         self.now.group = group
-        known = {n: members[w] for n, w in enumerate(roster.workers) if w in members}
-        board = PeerBoard(group, self.patience, known)
+        board = Board(group)
         with self.ending_together(board, final=not self.heals):
             yield board
-
-    def transport(self, placement: Placement) -> Transport:
-        """By the links of the generation that is connected."""
-        assert self.now.group is not None
-        return PeerTransport(placement, None, self.now.group)
 
     def membership(self) -> Rosters | None:
         """Agreed on by a majority of the peers."""
@@ -276,45 +267,17 @@ class PeerMeeting(Gathering):
         if self.rank not in new.active and self.now.group is not None:
             self.links.end(self.now.group.generation)  # it only votes from now on
 
-    @contextmanager
-    def ending_together(self, board: Board, final: bool) -> Iterator[None]:
-        """When one fails, all end, with the words of the first that failed."""
-        try:
-            yield
-        except RejoinRequest:
-            raise
-        except WorkerLost as lost:
-            if not final and lost.workers:
-                log.info("%s", lost)
-            if not final or lost is self.links.failure:
-                raise
-            raise self._tell(self._explained(lost)) from None
-        except ParleyError as error:
-            if isinstance(error, Suspicious) and error.drop and not final:
-                raise  # the others go on without the peer in question
-            if isinstance(error, NotWritten) and not final:
-                self.links.last_words = "it cannot write to its disk"
-                raise  # or without this one
-            if error is not self.links.failure:
-                self._tell(error)
-            raise
-        except KeyboardInterrupt:
+    def survives(self, error: BaseException, final: bool) -> bool:
+        """Whether the others go on: without a lost peer, one in question, one with a full disk."""
+        if isinstance(error, KeyboardInterrupt):
             self.links.last_words = "it was stopped"
-            if final:
-                self._tell(ParleyError(f"peers: {self.links.me} was stopped"))
-            raise
-        except Exception as error:
-            self._tell(ParleyError(f"peers: {self.links.me} {unexpected(error)}"))
-            raise
-
-    def _tell(self, error: ParleyError) -> ParleyError:
-        self.links.flood({"kind": "failure", "note": written_failure(error)})
-        return error
-
-    def _explained(self, lost: WorkerLost) -> WorkerLost:
-        hosted = [self.peers.peer[worker] for worker in lost.workers]
-        agents = "; ".join(listed(peer.agents) for peer in hosted)
-        then = 'start all peers again with --resume, or set on_failure = "heal"'
-        if self.heals:
-            then = "training had not begun"
-        return lost.saying(f"{lost}, with {agents}; {then}" if agents else f"{lost}; {then}")
+        if final:
+            return False
+        if isinstance(error, WorkerLost) and error.names:
+            log.info("%s", error)
+        if isinstance(error, NotWritten):
+            self.links.last_words = "it cannot write to its disk"
+        dropped = isinstance(error, Suspicious) and error.drop
+        return dropped or isinstance(
+            error, RejoinRequest | WorkerLost | NotWritten | KeyboardInterrupt
+        )

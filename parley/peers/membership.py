@@ -12,6 +12,7 @@ from typing import Any
 from parley.cluster.join import Roster
 from parley.errors import NotWritten, ParleyError
 from parley.files import parse_json, read_text, write_atomically
+from parley.peers.board import Words
 from parley.peers.file import Peers
 from parley.peers.links import PARTING, Links
 from parley.peers.views import Message, View, Views
@@ -23,9 +24,6 @@ LINGERING = 10.0
 """Seconds for which those who have ended still answer somebody who has not."""
 PAUSE = 0.05
 """Seconds between two looks at what is due."""
-
-Words = list[tuple[str, list[Any]]]
-"""What all peers said at the start, in order."""
 
 
 class PeerMembership:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from parley.cluster.messages import printable
+from parley.fabric.messages import printable
 
 Message = dict[str, Any]
 Ballot = tuple[int, int]

@@ -4,15 +4,17 @@ import logging
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 import torch
-from pydantic import Field, with_config
+from pydantic import with_config
 from torch import Tensor
 from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.fabric.board import Board
+from parley.fabric.messages import Count
 from parley.store import checkpoint, outputs
 from parley.store.enclosed import Enclosed
 from parley.store.folder import AGENTS, CONFUSION, EXPERIMENT, GENERATIONS, RECORDS, RunFolder
@@ -26,8 +28,6 @@ log = logging.getLogger(__name__)
 
 LARGE = 1e9
 """Bytes of a checkpoint above which the user is warned."""
-Count = Annotated[int, Field(ge=0, le=1 << 48)]
-"""Of epochs, samples and the like, as another worker may say it."""
 
 
 @with_config({"extra": "allow"})
@@ -42,16 +42,6 @@ class Noted(TypedDict):
     """A line on who took part, as another worker says it: only its number is certain."""
 
     generation: Count
-
-
-class Board(Protocol):
-    """Where the workers of a run exchange information: a `Noticeboard`."""
-
-    rank: int
-
-    def share(self, what: str, value: Any, kind: Any) -> list[Any]:
-        """Every worker's value for something of this kind."""
-        ...
 
 
 class Journal:

@@ -1,4 +1,4 @@
-"""Agents spread over several workers, whatever carries the bytes between them.
+"""Agents spread over several workers, whatever fabric carries the bytes between them.
 
 Messages go in one canonical order, each behind a header that is checked on arrival.
 
@@ -6,21 +6,22 @@ Axes: A agents hosted here, E some edges, R rows in which messages lie, H bytes 
 of a message.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from parley.errors import ParleyError
+from parley.fabric.base import Fabric, Pending, tensor, view
 from parley.graphs import Edge
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
 from parley.wire.edges import Route, index
 from parley.wire.guard import Arrived, Guard
+from parley.wire.local import Local
 from parley.wire.placement import Placement
 from parley.wire.transport import (
     HEADER,
@@ -35,20 +36,12 @@ from parley.wire.transport import (
 )
 
 
-class Request(Protocol):
-    """A part of a transfer."""
-
-    def wait(self) -> object:
-        """Returns once it has arrived, or been sent."""
-        ...
-
-
 class _Transfer:
     """Messages in transit between workers, while this one does something else."""
 
     def __init__(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Pending],
         inbox: Tensor,
         expected: Tensor,
         sender: Callable[[int], str],
@@ -83,23 +76,44 @@ class _Transfer:
 
 
 class Spread(Transport):
-    """Agents spread over several workers: everything but how bytes get from one to another."""
+    """Agents spread over the members of a fabric."""
 
     overlap = True
     """Whether to do something else while messages are in transit; otherwise each is waited for
     where it is sent."""
 
     def __init__(
-        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+        self,
+        placement: Placement,
+        fabric: Fabric,
+        clock: Clock | None = None,
+        guard: Guard | None = None,
+        sent: dict[Kind, Tensor] | None = None,
     ) -> None:
-        super().__init__(placement, clock, guard)
-        self._wire_device = torch.device("cpu")
+        super().__init__(placement, clock, guard, sent)
+        self.fabric = fabric
+        self.alone_on_host = fabric.alone_on_host
+        self.trusted = fabric.local
+        members = len(fabric.members)
+        if placement.workers != members:
+            raise ParleyError(f"workers: {placement.workers} are needed, {members} were started")
+        if placement.here != fabric.me:
+            raise ParleyError(
+                f"placement: this is process {fabric.me}, not worker {placement.here}"
+            )
         self._out = _Parcels(self.edges.out)
         self._back_of = [_Parcels(route, reply=True) for route in self.edges.back_of]
         self._back_to_others_of = [
             _Parcels(route, reply=True) for route in self.edges.back_to_others_of
         ]
         self._under_way: list[_Transfer] = []
+
+    def _like(self, placement: Placement, clock: Clock | None, guard: Guard | None) -> "Spread":
+        return type(self)(placement, self.fabric, clock, guard, self.sent)
+
+    def worker_name(self, worker: int) -> str:
+        """What a worker is called in messages."""
+        return self.fabric.members[worker].name
 
     def _forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
         self._settle()
@@ -156,10 +170,13 @@ class Spread(Transport):
             headers["step"], headers["length"] = step, wire.shape[1]
             return torch.from_numpy(headers.view(np.uint8).reshape(len(headers), HEADER.itemsize))
 
-        device = self._wire_device
-        leaving = select(wire, route.rows).to(device)
+        leaving = select(wire, route.rows).to(self.fabric.device)
         inbox = leaving.new_empty(len(route.arriving), HEADER.itemsize + leaving.shape[1])
-        requests = self._move(route, stamp(parcels.leaving), leaving, inbox)
+        outbox = torch.cat([stamp(parcels.leaving).to(leaving.device), leaving], 1)
+        requests = self.fabric.exchange(
+            [(worker, outbox[part]) for worker, part in route.to],
+            [(worker, inbox[part]) for worker, part in route.of],
+        )
         seen = None
         if self.guard is not None:
             seen = partial(self._inspect, self.guard, parcels, wire, kind, codec, step)
@@ -206,11 +223,53 @@ class Spread(Transport):
             transfer.wait()
         self._under_way = []
 
-    @abstractmethod
-    def _move(
-        self, route: Route, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
-    ) -> Sequence[Request]:
-        """Sends every other worker its rows, each behind its header, and receives theirs."""
+    def gather(self, values_A: Tensor) -> Tensor:
+        """The rows of all agents, in agent order, on every worker."""
+        worker_of, workers = self.placement.worker_of, self.placement.workers
+        hosts = [[a for a, w in enumerate(worker_of) if w == worker] for worker in range(workers)]
+        every = self._from_each(values_A, list(map(len, hosts)))
+        all_rows = values_A.new_empty(len(worker_of), *values_A.shape[1:])
+        for agents, rows in zip(hosts, every, strict=True):
+            all_rows[agents] = rows
+        return all_rows
+
+    def each(self, values: Tensor) -> list[Tensor]:
+        """Every worker's values, in the order of their numbers, on every worker."""
+        every = self._from_each(values[None], [1] * self.placement.workers)
+        return [said[0] for said in every]
+
+    def _from_each(self, values: Tensor, rows: Sequence[int]) -> list[Tensor]:
+        self._settle()
+        shape = values.shape[1:]
+        size = shape.numel() * values.element_size()
+        said = self.fabric.gather(view(values), [count * size for count in rows])
+        return [
+            self._read(worker, bytes_, values.new_empty(rows[worker], *shape))
+            for worker, bytes_ in enumerate(said)
+        ]
+
+    def broadcast(self, values: Tensor, agent: int) -> Tensor:
+        """The values of the worker that hosts this agent, on every worker."""
+        self._settle()
+        source = self.placement.worker_of[agent]
+        own = view(values) if source == self.placement.here else None
+        said = self.fabric.broadcast(own, source, values.numel() * values.element_size())
+        return self._read(source, said, values)
+
+    def _read(self, worker: int, said: memoryview, like: Tensor) -> Tensor:
+        """Numbers of another worker, of the kind and number that this one has as well."""
+        expected = like.numel() * like.element_size()
+        if len(said) != expected:
+            raise ParleyError(
+                f"{self.fabric.called}: {self.worker_name(worker)} sent {len(said)} bytes of "
+                f"numbers, {expected} were expected"
+            )
+        return tensor(said).clone().view(like.dtype).reshape(like.shape).to(like.device)
+
+
+def over(fabric: Fabric, placement: Placement) -> Transport:
+    """What carries messages between agents that are placed so."""
+    return Spread(placement, fabric) if len(fabric.members) > 1 else Local(placement)
 
 
 class _Parcels:

@@ -2,9 +2,9 @@
 
 Axes: A agents hosted here, E some edges, R rows that hold messages, B bytes of a message.
 
-`Local` (in `local`) is for all agents in one process, `Processes` (in `processes`) for agents
-spread over workers. Both count what every hosted agent hands to the wire, header included, whether
-its neighbour lives in this process or not.
+`Local` (in `local`) is for all agents in one process, `Spread` (in `spread`) for agents spread over
+the members of a fabric. Both count what every hosted agent hands to the wire, header included,
+whether its neighbour lives in this process or not.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from parley.compute.sums import in_order
-from parley.errors import ParleyError
 from parley.graphs import Edge, Topology
 from parley.wire.clock import Clock
 from parley.wire.codec import Codec
@@ -50,17 +49,6 @@ GATHERED_BYTES = 1 << 26
 
 UNDER_WAY = 4
 """Rounds whose replies may be in transit at once: more need memory, fewer mean waiting."""
-
-
-class WorkerLost(ParleyError):
-    """Another worker can no longer be reached; it may have reported the reason elsewhere."""
-
-    def __init__(self, message: str, workers: Sequence[int] = (), timed_out: bool = False) -> None:
-        super().__init__(message)
-        self.workers = tuple(workers)
-        """The workers that may be lost; empty if unknown."""
-        self.timed_out = timed_out
-        """Whether it timed out rather than closing its connection."""
 
 
 class Transfer(Protocol):
@@ -112,15 +100,21 @@ class Transport(ABC):
     """Whether one command started all workers, so that there is nobody to be guarded against."""
 
     def __init__(
-        self, placement: Placement, clock: Clock | None = None, guard: Guard | None = None
+        self,
+        placement: Placement,
+        clock: Clock | None = None,
+        guard: Guard | None = None,
+        sent: dict[Kind, Tensor] | None = None,
     ) -> None:
+        """`sent` goes on counting what another transport of these agents has counted."""
         self.placement = placement
         self.guard = guard
         """Checks what other workers send, if anyone does."""
         self.topology = placement.topology
         self.clock = clock
         """The clock of the simulated network, if there is one."""
-        self.sent = {kind: torch.zeros(len(placement.agents), dtype=torch.int64) for kind in KINDS}
+        agents = len(placement.agents)
+        self.sent = sent or {kind: torch.zeros(agents, dtype=torch.int64) for kind in KINDS}
         """The bytes that each hosted agent has sent."""
         self.edges = Edges(placement)
         """Which edges are where."""
@@ -142,9 +136,7 @@ class Transport(ABC):
         return f"worker {worker}"
 
     def _like(self, placement: Placement, clock: Clock | None, guard: Guard | None) -> Self:
-        other = type(self)(placement, clock, guard)
-        other.sent = self.sent
-        return other
+        return type(self)(placement, clock, guard, self.sent)
 
     def forward(self, wire_AB: Tensor, kind: Kind, codec: Codec, step: int) -> Arrivals:
         """Every agent sends its message to all its out-neighbours. The step, here and below, is

@@ -5,28 +5,25 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 
 from parley.cluster import handshake, launch
 from parley.cluster.host import Host
-from parley.cluster.noticeboard import Noticeboard
 from parley.cluster.rank import here
 from parley.data import own
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
+from parley.fabric.board import Board
 from parley.training import problem as problems
 from tests.cluster.test_launch import as_ranks, close
 from tests.data.test_data import noise, write_hub_folder
+from tests.memory import Hub, InMemory, together
 from tests.processes import PATIENCE, TOKEN, nothing_left, records, without_torchrun
 
 EXPERIMENT = """
@@ -203,27 +200,11 @@ class TestHostFile:
             Host.of(file, None, ["1=c"])
 
 
-def together(world: int, work: Callable[[Noticeboard], Any]) -> list[Any]:
-    """Several peers with a real store, each in a thread: what each returns or raises."""
-    store, found = dist.HashStore(), [None] * world
-
-    def one(rank: int) -> None:
-        try:
-            found[rank] = work(Noticeboard(store, rank, world, timedelta(seconds=PATIENCE)))
-        except ParleyError as error:
-            found[rank] = error  # type: ignore[call-overload]
-
-    workers = [threading.Thread(target=one, args=(rank,)) for rank in range(world)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return found
-
-
 class TestSeats:
     def seats(self, agents: int, *claims: Any) -> Any:
-        found = together(len(claims), lambda p: handshake.seats(p, agents, claims[p.rank]))
+        found = together(
+            len(claims), lambda fabric: handshake.seats(Board(fabric), agents, claims[fabric.me])
+        )
         assert {str(one) for one in found} == {str(found[0])}, "all come to the same verdict"
         return found[0]
 
@@ -263,7 +244,9 @@ class TestHandshake:
             return said | {k: v for k, v in changes.items() if k in said and k != "lr"}
 
         made = [claims(rank) for rank in range(3)]
-        return together(3, lambda peers: handshake.agree(peers, [peers.rank], made[peers.rank]))
+        return together(
+            3, lambda fabric: handshake.agree(Board(fabric), [fabric.me], made[fabric.me])
+        )
 
     def test_agreement(self) -> None:
         assert self.verdicts() == [None] * 3
@@ -288,14 +271,14 @@ class TestHandshake:
         assert words.format(here=here()) in str(found[0])
 
     def test_a_silent_peer_is_named(self) -> None:
-        peers = Noticeboard(dist.HashStore(), 0, 2, timedelta(seconds=0.2))
+        board = Board(InMemory(Hub(), 0, 2, 0.2))
         with pytest.raises(ParleyError, match=r"worker 1 did not report its claims within 0\.2"):
-            handshake.agree(peers, [0], {})
+            handshake.agree(board, [0], {})
 
     def test_a_peer_that_fails_is_heard(self) -> None:
-        def work(peers: Noticeboard) -> None:
-            if peers.rank == 1:
-                raise peers.fail(ParleyError("my disk is full"))
-            peers.share("agents", [], list[int])
+        def work(fabric: InMemory) -> None:
+            if fabric.me == 1:
+                raise fabric.fail(ParleyError("my disk is full"))
+            Board(fabric).share("agents", [], list[int])
 
         assert [str(error) for error in together(3, work)] == ["my disk is full"] * 3

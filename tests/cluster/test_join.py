@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from parley.cluster.join import INTERFACE, Meeting, _of_this_start, local_store
-from parley.cluster.noticeboard import ENDED
 from parley.errors import ParleyError
-from parley.wire.processes import _reaching
-from parley.wire.transport import WorkerLost
+from parley.fabric.base import Fabric
+from parley.fabric.gloo import ENDED, PARTING
 from tests.cluster.test_launch import free_ports, torchrun
 from tests.processes import (
     PATIENCE,
@@ -69,7 +69,7 @@ def test_workers_of_one_machine_are_open_to_no_other(tmp_path: Path) -> None:
 def test_the_interface_is_chosen_for_the_run_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(INTERFACE, raising=False)
     meeting = Meeting(0, 1, store=local_store(60.0), local=True)
-    with meeting.connected(meeting.everyone, {}):
+    with meeting.connected(meeting.everyone):
         assert dist.get_world_size() == 1
         assert INTERFACE not in os.environ
 
@@ -113,39 +113,34 @@ def test_a_mistake_in_the_code_is_reported_to_other_hosts_without_its_message() 
         board = meeting.lobby()
         with pytest.raises(ValueError), meeting.ending_together(board, final=True):
             raise ValueError(SECRET)
-        said = str(board.told())
+        said = str(meeting.fabric.told())  # type: ignore[attr-defined]
         assert ("failed with a ValueError" in said) != local
         assert (SECRET in said) == local
 
 
-def test_a_worker_that_was_stopped_is_not_waited_for() -> None:
-    """By the others, who otherwise see to it that everyone has heard why a run ends."""
-    store = local_store(60.0)
-    first, second = (Meeting(rank, 2, store=store, local=True) for rank in (0, 1))
-    with pytest.raises(KeyboardInterrupt), first.ending_together(first.lobby(), final=True):
-        raise KeyboardInterrupt
-    why = pytest.raises(ParleyError, match=r"worker 0 .*was stopped")
-    with why, second.ending_together(second.lobby(), final=True):
-        raise WorkerLost("workers: lost worker 0")
-    assert store.add(ENDED, 0) == 2
+def wait_for_the_other(fabric: Fabric, error: BaseException | None) -> None:
+    place = torch.zeros(1, dtype=torch.uint8)
+    [request] = fabric.exchange([], [(1 - fabric.me, place)])
+    if error is not None:
+        time.sleep(0.5)
+        raise error
+    request.wait()
 
 
-def wait_for_the_other(rank: int) -> None:
-    request = dist.irecv(torch.zeros(1), 1 - rank)
-    if rank == 0:
-        raise ParleyError("disk: full")
-    with _reaching(0):
-        request.wait()
-
-
-def one_of_two(rank: int, port: int, said: Path) -> None:
+def two(rank: int, port: int, said: Path, stopped: bool) -> None:
     store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     meeting = Meeting(rank, 2, store=store, local=True)
+    error = KeyboardInterrupt() if stopped else ParleyError("disk: full")
+    began = time.monotonic()
     try:
-        with meeting.connected(meeting.everyone, {}):
-            wait_for_the_other(rank)
-    except ParleyError as error:
-        said.write_text(str(error))
+        with meeting.connected(meeting.everyone) as board:
+            wait_for_the_other(board.fabric, error if rank == 0 else None)
+    except (ParleyError, KeyboardInterrupt) as found:
+        said.write_text(str(found))
+        if stopped and rank == 0:
+            assert time.monotonic() - began < PARTING
+            time.sleep(2 * PARTING)  # the other is not waited for, and has a store to look at
+            assert store.add(ENDED, 0) == 2
         os._exit(0)  # and its store, if it has one, is gone with it
 
 
@@ -155,9 +150,19 @@ def test_whoever_waits_for_a_worker_that_fails_hears_why_while_its_store_is_ther
     """A failed worker's connections are closed at once, though it was waiting for messages."""
     [port] = free_ports(1)
     said = [tmp_path / str(rank) for rank in (0, 1)]
-    for one in [process(one_of_two, rank, port, said[rank]) for rank in (0, 1)]:
+    for one in [process(two, rank, port, said[rank], False) for rank in (0, 1)]:
         one.join(PATIENCE)
     assert [path.read_text() for path in said] == ["disk: full"] * 2
+
+
+def test_a_worker_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    """By the others, who otherwise see to it that everyone has heard why a run ends."""
+    [port] = free_ports(1)
+    said = [tmp_path / str(rank) for rank in (0, 1)]
+    for one in [process(two, rank, port, said[rank], True) for rank in (0, 1)]:
+        one.join(PATIENCE)
+        assert one.exitcode == 0
+    assert [path.read_text() for path in said] == ["", "workers: worker 0 was stopped"]
 
 
 def test_workers_end_when_torchrun_is_killed(tmp_path: Path) -> None:

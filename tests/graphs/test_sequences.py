@@ -18,9 +18,10 @@ import parley
 from parley import graphs as tp
 from parley.algorithms import CGA, DPSGD, NGC, Algorithm, CompNGC, build
 from parley.errors import BadValue
+from parley.fabric.gloo import Gloo
 from parley.graphs import Topology, parse, sequences
 from parley.wire.placement import Placement
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 from parley.wire.transport import KINDS
 from tests import reference, small
 from tests.processes import PATIENCE, process
@@ -387,7 +388,7 @@ def observe(graph: str, algorithm: Algorithm, worker_of: tuple[int, ...], rank: 
     topology = GRAPHS[graph]()
     transport = None
     if rank is not None:
-        transport = Processes(Placement(topology, worker_of, rank))
+        transport = Spread(Placement(topology, worker_of, rank), Gloo())
     hood = small.hood(topology, transport=transport)
     iterates, state = small.trajectory(algorithm, hood, STEPS)
     seen = {"x_AD": state.x_AD, "half_AD": iterates[STEPS // 2]}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from parley.cluster import handshake
-from parley.peers.transport import PeerTransport
+from parley.peers.fabric import Linked
 from parley.wire.transport import HEADER
 from tests.faults import ATTACKS, attack
 
@@ -47,7 +47,7 @@ def net() -> nn.Module:
 def _harm(how: str) -> None:
     """From now on this process is not honest; once is enough."""
     if how in ATTACKS:
-        attack(how, PeerTransport)
+        attack(how)
     elif how in HEADERS:
         _change_headers(how)
     elif how == "labels":
@@ -56,15 +56,14 @@ def _harm(how: str) -> None:
 
 
 def _change_headers(field: str) -> None:
-    move: Any = PeerTransport._move
+    exchange: Any = Linked.exchange
 
-    def changed(
-        self: Any, route: Any, headers_RH: Tensor, wire_RB: Tensor, inbox_RB: Tensor
-    ) -> Any:
-        headers = headers_RH.numpy().copy().view(HEADER)
-        if len(headers) and headers["step"].max() >= 3:
-            headers[field] = HEADERS[field]
-            headers_RH = torch.from_numpy(headers.view(np.uint8))
-        return move(self, route, headers_RH, wire_RB, inbox_RB)
+    def changed(self: Any, leaving: Any, arriving: Any) -> Any:
+        for _, rows_RB in leaving:
+            headers = rows_RB[:, : HEADER.itemsize].numpy().copy().view(HEADER)
+            if headers["step"].max() >= 3:
+                headers[field] = HEADERS[field]
+                rows_RB[:, : HEADER.itemsize] = torch.from_numpy(headers.view(np.uint8))
+        return exchange(self, leaving, arriving)
 
-    PeerTransport._move = changed  # type: ignore[method-assign]
+    Linked.exchange = changed  # type: ignore[method-assign]

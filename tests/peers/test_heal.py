@@ -28,7 +28,6 @@ from parley.peers import keys
 from parley.peers.file import Peers
 from parley.peers.join import join
 from parley.peers.revisions import signed
-from parley.peers.transport import PeerTransport
 from parley.store import checkpoint
 from parley.training.events import Event, StepDone
 from parley.training.problem import problem
@@ -53,7 +52,7 @@ def train(
     if place:
         namespaces.enter(place)
     if odd in ATTACKS:
-        attack(odd, PeerTransport)
+        attack(odd)
     what, _, phase = odd.partition(" at ")
     if phase in PHASES:
         halt_at(phase, signal.SIGKILL if what == "killed" else signal.SIGSTOP)

@@ -12,6 +12,9 @@ import torch
 from parley.cluster import launch
 from parley.experiment import Experiment, read_file
 from parley.files import parse_json
+from parley.fabric.base import Member
+from parley.fabric.board import Board
+from parley.peers.fabric import Linked
 from parley.peers.meeting import PeerMeeting
 from parley.store import checkpoint
 from parley.training.problem import problem
@@ -97,10 +100,12 @@ def test_a_peer_that_is_lost_ends_the_run_in_words_and_it_can_be_resumed(tmp_pat
 def test_a_mistake_in_the_code_is_reported_to_other_peers_without_its_message() -> None:
     """It may quote a peer's data."""
     floods: list[dict[str, str]] = []
-    links: Any = SimpleNamespace(listeners=[], me="ward-a", failure=None, flood=floods.append)
     none: Any = None
+    links: Any = SimpleNamespace(listeners=[], me="ward-a", failure=None, flood=floods.append)
+    links.patience = 1.0
     meeting = PeerMeeting(links=links, revisions=none, topology=none)
-    with pytest.raises(ValueError), meeting.ending_together(none, final=True):
+    board = Board(Linked(links, [Member("ward-a")], [], 0))
+    with pytest.raises(ValueError), meeting.ending_together(board, final=True):
         raise ValueError("Jane Doe, born 1970")
     [said] = floods
     assert "ward-a failed with a ValueError" in said["note"]

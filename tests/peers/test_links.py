@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from parley.errors import ParleyError
+from parley.fabric.base import Member, WorkerLost
 from parley.graphs import ring
 from parley.peers import keys
 from parley.peers.connection import Connection
+from parley.peers.fabric import Linked
 from parley.peers.file import Peers
-from parley.peers.group import Group
 from parley.peers.links import Links
 from parley.peers.mailbox import ENVELOPE, PARCEL
-from parley.peers.transport import PeerTransport
 from parley.wire.placement import Placement
-from parley.wire.transport import WorkerLost
+from parley.wire.spread import Spread
 from tests.peers.groups import group, write_group
 from tests.ports import free_ports
 
@@ -210,10 +210,8 @@ def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_pa
 def test_what_all_share_is_what_it_was_though_the_link_breaks(tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         places = [Placement(ring(2), (0, 1), here) for here in (0, 1)]
-        groups = [Group(one, ["ward-a", "ward-b"], [(0, 1)], 0) for one in (a, b)]
-        first, second = (
-            PeerTransport(place, None, made) for place, made in zip(places, groups, strict=True)
-        )
+        groups = [Linked(one, [Member("ward-a"), Member("ward-b")], [(0, 1)], 0) for one in (a, b)]
+        first, second = (Spread(place, made) for place, made in zip(places, groups, strict=True))
         with ThreadPoolExecutor() as pool:
             theirs = pool.submit(second.gather, torch.tensor([2]))
             assert a.until(lambda: a.mailbox.waiting("ward-b") > 0, SOON)

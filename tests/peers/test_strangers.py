@@ -20,22 +20,23 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from parley.cluster import handshake
 from parley.errors import ParleyError
 from parley.experiment import Experiment
+from parley.fabric.base import Member
 from parley.graphs import ring
 from parley.peers import keys
 from parley.peers.connection import PREAMBLE, SIZE
+from parley.peers.fabric import Linked
 from parley.peers.file import Peers, address_of
 from parley.peers.frames import DATA, Frame
-from parley.peers.group import Group
 from parley.peers.join import greeting, judge
 from parley.peers.links import Links
 from parley.peers.mailbox import PARCEL
 from parley.peers.meeting import PeerMeeting
 from parley.peers.revisions import Revisions
 from parley.peers.switchboard import MOST_HALF_OPEN
-from parley.peers.transport import PeerTransport
 from parley.training.problem import problem, task_of
 from parley.wire.codec import Dense, Half
 from parley.wire.placement import Placement
+from parley.wire.spread import Spread
 from tests.peers.groups import group, write_group
 from tests.peers.middle import Middle
 from tests.peers.test_links import SOON, opened, pair
@@ -388,9 +389,9 @@ def test_a_message_of_another_step_codec_agent_or_length_is_refused(
     a, b = honest
     wire = torch.arange(80, dtype=torch.uint8).reshape(1, 80)
 
-    def transport(links: Links, here: int, worker_of: tuple[int, ...]) -> PeerTransport:
-        made = Group(links, ["ward-a", "ward-b"], [(0, 1)], 0)
-        return PeerTransport(Placement(ring(len(worker_of)), worker_of, here), None, made)
+    def transport(links: Links, here: int, worker_of: tuple[int, ...]) -> Spread:
+        made = Linked(links, [Member("ward-a"), Member("ward-b")], [(0, 1)], 0)
+        return Spread(Placement(ring(len(worker_of)), worker_of, here), made)
 
     good = transport(a, 0, (0, 1))
     bad = transport(b, 1, (0, 1, 1) if what == "agent" else (0, 1))

@@ -15,11 +15,12 @@ from parley.algorithms import NGC, Algorithm, CompNGC
 from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
+from parley.fabric.gloo import Gloo
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.codec import ScaledSign
 from parley.wire.placement import spread
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 from parley.wire.transport import KINDS
 from tests import namespaces
 from tests.processes import PATIENCE, process
@@ -52,7 +53,7 @@ def work(rank: int, name: str, folder: Path) -> None:
         return namespaces.sent()
 
     for method, algorithm in METHODS.items():
-        hood = Neighbourhood(Processes(placement), LoopEngine(Task(net())))
+        hood = Neighbourhood(Spread(placement, Gloo()), LoopEngine(Task(net())))
         state = algorithm.init(hood.task.start()[None], hood)
         before = counted()
         for step in range(STEPS):

@@ -20,12 +20,13 @@ from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.errors import BadValue
+from parley.fabric.gloo import Gloo
 from parley.graphs import ring
 from parley.neighbourhood import Neighbourhood
 from parley.wire.clock import Link, parse
 from parley.wire.local import Local
 from parley.wire.placement import Placement
-from parley.wire.processes import Processes
+from parley.wire.spread import Spread
 from parley.wire.transport import Transport
 from tests import namespaces
 from tests.processes import PATIENCE, process
@@ -182,7 +183,9 @@ def work(rank: int, name: str, case: Case, folder: Path) -> None:
     store = TCPStore("10.77.0.1", 29500, is_master=rank == 0, timeout=patience)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=HOSTS)
     placement = Placement(ring(HOSTS), tuple(range(HOSTS)), rank)
-    taken = {n: seconds(Processes(placement), method, case.hidden) for n, method in METHODS.items()}
+    taken = {
+        n: seconds(Spread(placement, Gloo()), method, case.hidden) for n, method in METHODS.items()
+    }
     dist.barrier()
     dist.destroy_process_group()
     (folder / f"{rank}.json").write_text(json.dumps(taken))

@@ -24,6 +24,8 @@ from parley.compute.engine import LoopEngine
 from parley.compute.task import Task
 from parley.data import Batches, Samples, Transform
 from parley.errors import ParleyError
+from parley.fabric.base import WorkerLost
+from parley.fabric.gloo import Gloo
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
 from parley.store.checkpoint import flat
@@ -31,8 +33,8 @@ from parley.training import metrics
 from parley.wire.codec import Codec, Dense, ScaledSign
 from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
-from parley.wire.processes import Processes
-from parley.wire.transport import HEADER, KINDS, Transport, WorkerLost
+from parley.wire.spread import Spread, over
+from parley.wire.transport import HEADER, KINDS, Transport
 from tests import small
 from tests.algorithms import test_algorithms as table
 from tests.processes import PATIENCE, process
@@ -141,6 +143,12 @@ def with_kernels(topology: Topology, transport: Transport) -> tuple[Neighbourhoo
     return Neighbourhood(transport, FusedEngine(Task(net))), source
 
 
+def anew(transport: Transport) -> Transport:
+    """The same with nothing counted yet."""
+    fabric = getattr(transport, "fabric", None)
+    return over(fabric, transport.placement) if fabric else Local(transport.placement)
+
+
 def every_run(name: str, graph: str, transport: Transport) -> dict[str, dict[str, Tensor]]:
     """All cases on a graph that a placement is compared in, one after the other."""
     topology, seen = transport.topology, {}
@@ -149,12 +157,12 @@ def every_run(name: str, graph: str, transport: Transport) -> dict[str, dict[str
         for dtype in dtypes(case) if on == graph else ():
             if not compared(name, case, dtype):
                 continue
-            here = hood(topology, dtype, type(transport)(transport.placement))
+            here = hood(topology, dtype, anew(transport))
             source = small.batches(here.placement, dtype)
             seen[f"{case} {dtype}"] = observe(algorithm, here, source)
     for case, (algorithm, on) in CONVOLUTIONS.items() if kernels.available() else ():
         if on == graph:
-            own = with_kernels(topology, type(transport)(transport.placement))
+            own = with_kernels(topology, anew(transport))
             seen[case] = observe(algorithm, *own)
     return seen
 
@@ -170,7 +178,7 @@ def work(name: str, rank: int, folder: Path, cache: Path) -> None:
         if rank > max(worker_of):
             continue
         with joined(folder / f"{name} {graph}".replace(" ", "-"), rank, max(worker_of) + 1):
-            transport = Processes(Placement(topology, worker_of, rank))
+            transport = Spread(Placement(topology, worker_of, rank), Gloo())
             for case, found in every_run(name, graph, transport).items():
                 seen |= {f"{case}/{key}": value.contiguous() for key, value in found.items()}
     save_file(seen, folder / f"{name}-{rank}.safetensors")
@@ -345,14 +353,14 @@ def send_wrongly(rank: int, folder: Path) -> None:
     for what in ("step", "kind", "codec", "length", "edge", "magic"):
         # Connections are new each time: what follows a refusal is not to be relied on.
         with joined(folder / what, rank, 2):
-            transport = Processes(placement)
+            transport = Spread(placement, Gloo())
             note(what, lambda: exchange(transport, rank == 1, what))  # noqa: B023
             dist.barrier()
     with joined(folder / "gone", rank, 2):
         three = spread(topology, 3, rank)
-        note("few", lambda: Processes(three))
-        note("rank", lambda: Processes(Placement(topology, (0, 1, 1), 1 - rank)))
-        transport = Processes(placement)
+        note("few", lambda: Spread(three, Gloo()))
+        note("rank", lambda: Spread(Placement(topology, (0, 1, 1), 1 - rank), Gloo()))
+        transport = Spread(placement, Gloo())
         if rank == 0:
             note("gone", lambda: exchange(transport, False, ""))
 

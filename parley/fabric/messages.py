@@ -10,33 +10,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from parley.errors import ParleyError
-from parley.store.journal import Count
 
-PART = 1 << 20
-"""Characters of one value in the store, which closes the connection above 8 MB."""
-LIMIT = 1 << 28
-"""Characters that one process may send at once."""
 DEPTH = 16
 """The deepest nesting of lists and tables."""
 LINE = 4000
 """Characters of one text."""
 
+Count = Annotated[int, Field(ge=0, le=1 << 48)]
+"""Of epochs, samples and the like, as another worker may say it."""
 Agent = Annotated[int, Field(ge=0, le=1 << 31)]
-
-
-class Seat(TypedDict):
-    """Where a process runs, and which agents it has claimed."""
-
-    host: str
-    agents: list[Agent] | None
-
-
-class Claims(TypedDict):
-    """What a process was started with and what it has loaded."""
-
-    host: str
-    agents: list[Agent]
-    said: dict[str, Any]
 
 
 class Failure(TypedDict, total=False):
@@ -46,15 +28,6 @@ class Failure(TypedDict, total=False):
     step: Count
     epoch: Count
     lost: list[Agent]
-
-
-def parts(text: str) -> list[str]:
-    """A text in pieces that fit into the store.
-
-    >>> parts("")
-    ['']
-    """
-    return [text[at : at + PART] for at in range(0, len(text), PART)] or [""]
 
 
 def understood(text: str, kind: Any, who: str, what: str) -> Any:

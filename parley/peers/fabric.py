@@ -1,4 +1,4 @@
-"""The peers of one generation: what each sends to another, and what all do together.
+"""The fabric of peers: what each sends to another over its links, and what all do together.
 
 Collectives go along a spanning tree of the graph of peers, which all build alike: up to its first
 peer and down again. Numbers are put together on the way and never added, so that every peer adds
@@ -7,10 +7,11 @@ them in the same order.
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from parley.errors import ParleyError
-from parley.peers.frames import Buffer
+from parley.fabric.base import Buffer, Fabric, Member, Part, WorkerLost, listed, view
+from parley.fabric.failure import written_failure
 from parley.peers.links import Links
 from parley.peers.mailbox import PARCEL, TREE
 
@@ -44,52 +45,62 @@ def tree(size: int, pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
     return [sorted(neighbours) for neighbours in grown]
 
 
-class Group:
-    """Some peers that train together, of which this is number `here`."""
+class Linked(Fabric):
+    """Peers that train together, each linked with those that its agents talk with."""
+
+    alone_on_host = True
+    called = "peers"
 
     def __init__(
-        self, links: Links, names: Sequence[str], pairs: Iterable[tuple[int, int]], generation: int
+        self,
+        links: Links,
+        members: Sequence[Member],
+        pairs: Iterable[tuple[int, int]],
+        generation: int,
+        remedy: str = "",
     ) -> None:
-        """`pairs` are the peers that talk with each other, as positions among `names`."""
+        """`pairs` are the peers that talk with each other, as positions among `members`; `remedy`
+        says what can be done if one of them is lost."""
         self.links = links
-        self.names = tuple(names)
-        self.here = self.names.index(links.me)
+        self.names = tuple(member.name for member in members)
+        super().__init__(self.names.index(links.me), members, links.patience, links.me)
         self.generation = generation
         self.pairs = {(min(pair), max(pair)) for pair in pairs}
-        grown = tree(len(names), self.pairs)
-        self.near = grown[self.here]
+        self._remedy = remedy
+        grown = tree(len(self.names), self.pairs)
+        self.near = grown[self.me]
         """Neighbours on the tree."""
-        self.toward = _paths(grown, self.here)
+        self.toward = _paths(grown, self.me)
         """For every peer, the neighbour on the tree that leads to it."""
-        self._sent = [0] * len(names)
-        self._taken = [0] * len(names)
+        self._sent = [0] * len(self.names)
+        self._taken = [0] * len(self.names)
         self._collectives = 0
 
     @property
     def partners(self) -> list[str]:
         """Those whom this peer needs a link with."""
-        both = [pair for pair in self.pairs if self.here in pair]
-        return [self.names[i + j - self.here] for i, j in sorted(both)]
+        both = [pair for pair in self.pairs if self.me in pair]
+        return [self.names[i + j - self.me] for i, j in sorted(both)]
 
-    def send(self, worker: int, parts: Sequence[Buffer]) -> None:
-        """A parcel of messages between agents; does not wait."""
-        self._sent[worker] += 1
-        name = self.names[worker]
-        self.links.post(name, PARCEL, self.generation, self._sent[worker], parts)
+    def exchange(self, leaving: Sequence[Part], arriving: Sequence[Part]) -> list["_Parcel"]:
+        """Begins to send some bytes, and to receive others in the places given for them, unless
+        they were on their way already."""
+        for to, bytes_ in leaving:
+            self._sent[to] += 1
+            self.links.post(self.names[to], PARCEL, self.generation, self._sent[to], [view(bytes_)])
+        return [self._awaited(source, view(place)) for source, place in arriving]
 
-    def expect(self, worker: int, place: memoryview) -> Callable[[], memoryview]:
-        """The next parcel from there, in that place unless it was on its way already; what this
-        returns waits for it."""
-        self._taken[worker] += 1
-        name, number = self.names[worker], self._taken[worker]
+    def _awaited(self, source: int, place: memoryview) -> "_Parcel":
+        self._taken[source] += 1
+        name, number = self.names[source], self._taken[source]
         self.links.reserve(name, PARCEL, self.generation, number, place)
-        return lambda: self.links.take(name, PARCEL, self.generation, number)
+        return _Parcel(self.links, name, self.generation, number, place)
 
-    def gather(self, own: Buffer) -> list[memoryview]:
+    def gather(self, own: Buffer, sizes: Sequence[int] | None = None) -> list[memoryview]:
         """What every peer gives, in the order of their numbers, at every peer."""
         number = self._next()
-        mine = {self.here: memoryview(own).cast("B")}
-        parent = self.toward[0] if self.here else None
+        mine = {self.me: _copied(own)}
+        parent = self.toward[0] if self.me else None
         children = [neighbour for neighbour in self.near if neighbour != parent]
         behind = {child: self._unpacked(child, number) for child in children}
         if parent is not None:
@@ -105,12 +116,12 @@ class Group:
             raise ParleyError(f"peers: not everyone was heard: {sorted(known)}")
         return [known[worker] for worker in range(len(self.names))]
 
-    def broadcast(self, own: Buffer | None, source: int) -> memoryview:
+    def broadcast(self, own: Buffer | None, source: int, size: int) -> memoryview:
         """What one peer gives, at every peer."""
         number = self._next()
-        if self.here == source:
+        if self.me == source:
             assert own is not None
-            came, value = -1, memoryview(own).cast("B")
+            came, value = -1, _copied(own)
         else:
             came = self.toward[source]
             value = self.links.take(self.names[came], TREE, self.generation, number)
@@ -119,6 +130,17 @@ class Group:
                 name = self.names[neighbour]
                 self.links.post(name, TREE, self.generation, number, [value])
         return value
+
+    def fail(self, error: ParleyError, waits: bool = True) -> ParleyError:
+        """Tells the others why this peer ends, unless one of them has told it."""
+        if error is self.links.failure:
+            return error
+        if isinstance(error, WorkerLost):
+            hosted = [member.agents for member in self.members if member.name in error.names]
+            agents = "".join(f", with {listed(agents)}" for agents in hosted)
+            error = error.saying(f"{error}{agents}; {self._remedy}")
+        self.links.flood({"kind": "failure", "note": written_failure(error)})
+        return error
 
     def _next(self) -> int:
         self._collectives += 1
@@ -147,6 +169,34 @@ class Group:
             found[worker] = body[at : at + length]
             at += length
         return found
+
+
+class _Parcel:
+    """A parcel that is awaited from one peer."""
+
+    def __init__(
+        self, links: Links, name: str, generation: int, number: int, place: memoryview
+    ) -> None:
+        self._links = links
+        self._name = name
+        self._at = generation, number
+        self._place = place
+
+    def wait(self) -> None:
+        """Puts it where it belongs, unless it is there already."""
+        body, place = self._links.take(self._name, PARCEL, *self._at), self._place
+        if len(body) != len(place):
+            raise ParleyError(
+                f"peers: {self._name} sent {len(body)} bytes of messages, "
+                f"{len(place)} were expected"
+            )
+        if body is not place:
+            place[:] = body
+
+
+def _copied(own: Buffer) -> memoryview:
+    """For what may be sent, or sent again, when the values have already changed."""
+    return memoryview(bytes(own))
 
 
 def _paths(grown: Sequence[Sequence[int]], here: int) -> list[int]:
