@@ -136,7 +136,7 @@ class Gathering(ABC):
             yield
         except KeyboardInterrupt as stop:
             if not self.survives(stop, final):
-                fabric.fail(self._told(fabric, "was stopped", stop), waits=False)
+                fabric.fail(self._told(fabric, " was stopped", stop), waits=False)
             raise
         except Exception as error:
             if self.survives(error, final):
@@ -144,12 +144,12 @@ class Gathering(ABC):
             if isinstance(error, ParleyError):
                 first = fabric.fail(error)
                 raise (error if first is error else first) from None
-            words = f"failed: {error!r}" if fabric.local else unexpected(error)
+            words = f": {error!r}" if fabric.local else f" {unexpected(error)}"
             fabric.fail(self._told(fabric, words, error))
             raise
 
     def _told(self, fabric: Fabric, words: str, cause: BaseException) -> ParleyError:
-        told = ParleyError(f"{fabric.called}: {fabric.own_name} {words}")
+        told = ParleyError(f"{fabric.called}: {fabric.own_name}{words}")
         told.__cause__ = cause
         return told
 
