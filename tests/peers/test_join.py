@@ -11,9 +11,9 @@ import torch
 
 from parley.cluster import launch
 from parley.experiment import Experiment, read_file
-from parley.files import parse_json
 from parley.fabric.base import Member
 from parley.fabric.board import Board
+from parley.files import parse_json
 from parley.peers.fabric import Linked
 from parley.peers.meeting import PeerMeeting
 from parley.store import checkpoint
