@@ -188,6 +188,14 @@ class RunFolder:
             for name in (SUMMARY, CONFUSION, CARD, MODEL):
                 (self.path / name).unlink(missing_ok=True)
 
+    def check_kept(self) -> None:
+        """Refuses to go on if the folder was removed while the run wrote to it: what is left of the
+        run would be a part that nothing can read."""
+        if not (self.path / EXPERIMENT).is_file():
+            raise NotWritten(
+                f"out: {self.path / EXPERIMENT} was removed during the run, which ends"
+            )
+
     def touch(self, mark: Path) -> None:
         """Creates the folder and an empty file in it."""
         with self._writing():

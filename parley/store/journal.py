@@ -156,6 +156,7 @@ class Journal:
         if self.folder is None:
             self.epoch = event.epoch
             return
+        self.folder.check_kept()
         if self.keeper and event.record:
             self.folder.append(event.record)
         path, how = self.folder.path, run.experiment
@@ -206,7 +207,8 @@ class Journal:
 
     def finish(self, run: Trainer, confusion: dict[str, Any], mean_E: Tensor) -> dict[str, Any]:
         """The models, and the summary, written where records are kept; all workers take part."""
-        if self.out:
+        if self.folder and self.out:
+            self.folder.check_kept()
             outputs.write(self.out, run, mean_E, self.keeper)
         meet(run.transport)  # a run is complete once every worker has written its models
         summary = summarise(run.experiment, self.last(run), self.out, run.stopped)

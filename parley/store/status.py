@@ -129,6 +129,8 @@ class _Status:
             self._write()
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # writing the records will report a full disk
-            write_atomically(self._path, json.dumps(self._now) + "\n")
+        # Writing the records will report a full disk, or a folder that was removed.
+        if self._path.parent.is_dir():
+            with contextlib.suppress(OSError):
+                write_atomically(self._path, json.dumps(self._now) + "\n")
         self._written = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -42,6 +43,30 @@ def test_a_run_says_where_it_is_and_holds_its_folder(
         assert words["loss"] == event.loss and words["began_step"] == 1
     assert not (out / "status.json").exists(), "the summary takes its place"
     assert not status.is_held(out)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_run_whose_folder_is_removed_ends_and_makes_no_part_of_it_again(
+    epoch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "EVERY", 0.0)
+    out = tmp_path / "run"
+
+    def watch(event: Event) -> None:
+        if isinstance(event, StepDone) and event.step * 2 > (epoch - 1) * event.steps:
+            shutil.rmtree(out, ignore_errors=True)
+
+    with pytest.raises(ParleyError, match=r"^out: .*experiment.toml was removed during the run"):
+        parley.train(out=out, watch=watch, **SMALL)
+    assert not out.exists()
+
+
+def test_a_stop_counts_even_if_another_was_stopped_first(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{"state": "failed", "why": "lost north"}')
+    status.mark_stopped(tmp_path)
+    assert said(tmp_path)["state"] == "failed"
+    status.mark_stopped(tmp_path, ("running", "failed"))
+    assert said(tmp_path) == {"state": "stopped", "why": ""}
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
