@@ -17,7 +17,8 @@ from typing import Any
 from benchmarks.steps import machine, records, write_record
 from parley.compute import kernels
 from parley.reproduce import costs
-from parley.reproduce.presets import presets
+from parley.reproduce.cells import cells
+from parley.reproduce.study import named
 
 TABLES = ("cifar10", "datasets", "text-fullres")
 
@@ -26,17 +27,17 @@ def measured() -> dict[str, Any]:
     """Speed and hours of every block."""
     blocks: dict[str, dict[str, Any]] = {}
     calibration = costs.Calibration()
-    for preset in presets().values():
-        if preset.table in TABLES:
-            if not calibration.known(preset):
-                calibration.measure(preset)
-            speed = calibration.speed(preset).per_second
-            block = blocks.setdefault(
-                preset.group, {"speed": speed, "runs": 0, "gradients": 0, "hours": 0}
-            )
+    for cell in cells(named("paper")).values():
+        if cell.section in TABLES:
+            if not calibration.known(cell):
+                calibration.measure(cell)
+            found = calibration.speed(cell)
+            assert found, "it has just been measured"
+            fresh = {"speed": found.per_second, "runs": 0, "gradients": 0, "hours": 0}
+            block = blocks.setdefault(cell.setting, fresh)
             block["runs"] += 1
-            block["gradients"] += costs.gradients(preset)
-            block["hours"] += costs.hours(preset, speed)
+            block["gradients"] += costs.gradients(cell)
+            block["hours"] += costs.hours(cell, found.per_second)
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(os.getloadavg()),
@@ -51,13 +52,13 @@ def table(records: dict[str, dict[str, Any]]) -> str:
     heads = [f"{kind}, {what}" for kind in records for what in ("gradients per second", "one core")]
     lines = [f"| {' | '.join(['block', 'runs', *heads])} |", "|---|" + "---:|" * (len(heads) + 1)]
     for name in dict.fromkeys(n for record in records.values() for n in record["blocks"]):
-        cells, runs = [], 0
+        row, runs = [], 0
         for record in records.values():
             block = record["blocks"].get(name)
             runs = block["runs"] if block else runs
             time = costs.duration(block["hours"]) if block else ""
-            cells += [f"{block['speed']:,.0f}", time] if block else ["", ""]
-        lines.append(f"| `{name}` | {runs} | {' | '.join(cells)} |")
+            row += [f"{block['speed']:,.0f}", time] if block else ["", ""]
+        lines.append(f"| `{name}` | {runs} | {' | '.join(row)} |")
     return "\n".join(lines)
 
 

@@ -25,8 +25,12 @@ from parley.data import SOURCES
 from parley.experiment import Experiment, read_file
 from parley.models import MODELS
 from parley.peers.file import Peers
-from parley.reproduce import campaign, findings, report
+from parley.reproduce import campaign
+from parley.reproduce import page as study_page
+from parley.reproduce.cells import cells
 from parley.reproduce.collect import collect
+from parley.reproduce.study import named
+from parley.reproduce.study import read as read_study
 from parley.results.read import find_runs
 from parley.store.folder import RunFolder
 
@@ -120,9 +124,13 @@ def with_keys(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", pages_with("toml"), ids=name_of)
-def test_toml_in_pages_is_an_experiment_or_a_hosts_part(page: Path) -> None:
+def test_toml_in_pages_is_an_experiment_a_study_or_a_hosts_part(page: Path, tmp_path: Path) -> None:
     for text in blocks(page, "toml"):
         found = tomllib.loads(text)
+        if "methods" in found:
+            (tmp_path / "study.toml").write_text(text, encoding="utf-8")
+            assert all(cell.usual for cell in cells(read_study(tmp_path / "study.toml")).values())
+            continue
         if "peer" in found:
             Peers.of(tomllib.loads(with_keys(text)))
         elif isinstance(found.get("agents"), list) or isinstance(found.get("data"), dict):
@@ -320,13 +328,13 @@ def test_the_readmes_table_is_the_recorded_one() -> None:
 
 
 def test_the_reproduction_is_that_of_the_records() -> None:
-    found = collect(ROOT / "results")
+    found = collect(named("paper"), ROOT / "results")
     assert found.results and not found.refused
     pages = ("reproduction.md", "reproduction-reduced.md")
     for page, part in zip(pages, found.divided(), strict=True):
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        printed = text.partition(report.BEGIN)[2].partition(report.END)[0]
-        made = report.markdown(part, {})
+        printed = text.partition(study_page.BEGIN)[2].partition(study_page.END)[0]
+        made = study_page.markdown(part, {})
         # All but the pictures: figures, what is said of them, and the commands that give them.
         kept = ("| ", "- ", "parley reproduce ")
         rows = [line for line in made.splitlines() if line.startswith(kept)]
@@ -369,5 +377,6 @@ def test_no_instruction_uses_a_rendezvous_that_unpickles() -> None:
 
 def test_the_guide_is_that_of_the_records() -> None:
     page = (ROOT / "docs" / "which-algorithm.md").read_text(encoding="utf-8")
-    printed = page.partition(report.BEGIN)[2].partition(report.END)[0]
-    assert printed.strip() == findings.markdown(ROOT / "results" / "guide").strip()
+    printed = page.partition(study_page.BEGIN)[2].partition(study_page.END)[0]
+    found = collect(named("guide"), ROOT / "results" / "guide")
+    assert printed.strip() == study_page.markdown(found, {}).strip()

@@ -68,7 +68,7 @@ class Shown(ABC):
     def report(self, path: str | Path) -> Path:
         """Writes the page that ``parley report`` produces: one HTML file."""
         from parley.files import write_atomically
-        from parley.reproduce.cell import find_cell
+        from parley.reproduce.cells import find_cell
         from parley.results.page import page
 
         write_atomically(Path(path), page(self._groups(), published=find_cell))

@@ -9,7 +9,7 @@ import typer
 from parley.cli.options import option, switch
 from parley.errors import BadValue
 from parley.files import write_atomically
-from parley.reproduce.cell import find_cell
+from parley.reproduce.cells import find_cell
 from parley.results.group import group_seeds
 from parley.results.page import page
 from parley.results.pictures import pictures as draw_pictures

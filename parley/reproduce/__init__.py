@@ -1,15 +1,18 @@
-"""The NGC paper's tables and figures as named experiments, and results next to the paper's.
+"""Studies: what to run, and what was published, in one file each; and the engine that runs them.
 
-Aketi, Kodge, Roy, "Neighborhood Gradient Clustering". Its figures are in the CSV files here.
+The NGC paper (Aketi, Kodge, Roy, "Neighborhood Gradient Clustering") is the first of them.
 
-presets.py    every cell and every curve as an experiment
-costs.py      how long they would take on this machine
-campaign.py   running them: resumable, skipping what is done
-cell.py       the cell of the paper's tables that a run corresponds to, if any
+studies/      the files that come with Parley
+study.py      what such a file may hold
+cells.py      every cell of a study's tables as an experiment
+costs.py      how long they would take
+campaign.py   running them: resumable, in shards, skipping what is done; packing
+tuned.py      the same for studies that tune every method first
 collect.py    all runs below a folder, as results
 claims.py     differences seed by seed, with intervals
-report.py     our results next to the paper's, as tables
+page.py       our results next to the published ones: tables and pages
 pictures.py   the same, as pictures
-resources.py  communication and memory, computed and measured, against the printed tables
-theory/       Theorem 1's step sizes; the lemmas and the rate on quadratics
+resources.py  the paper's communication and memory, computed and measured
+theory/       the paper's Theorem 1; its lemmas and rate on quadratics. Nothing there is a run with
+              a seed and a record, so it is no study
 """

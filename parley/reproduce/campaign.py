@@ -1,19 +1,19 @@
-"""Running presets, resumably and skipping finished runs; and packing the results.
+"""Running the cells of a study, resumably and skipping finished runs; and packing the results.
 
-OUT/<table>/<cell>/<variant>/seed-<s>/ holds one run. A reduced run is a different experiment with
+OUT/<section>/<cell>/<form>/seed-<s>/ holds one run. A reduced run is a different experiment with
 its own folder, for example ``as-run-20-epochs``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from parley import data
 from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import SMALL, Unreadable, parse_json, read_text, sealed, write_atomically
-from parley.reproduce.preset import Preset, variant_name
+from parley.reproduce.cells import Cell
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
@@ -22,44 +22,77 @@ from parley.version import __version__
 
 PACKED = (EXPERIMENT, ENVIRONMENT, RECORDS, SUMMARY, DIVERGED_FILE)
 """The files of a run worth keeping: all but the checkpoints."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several equal shares of a study, for machines that work side by side."""
+
+    number: int = 1
+    of: int = 1
+
+    @staticmethod
+    def parse(text: str) -> "Shard":
+        """From, for example, ``3/8``.
+
+        >>> Shard.parse("3/8").share(range(20))
+        [2, 10, 18]
+        """
+        number, slash, of = text.partition("/")
+        if slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
+            return Shard(int(number), int(of))
+        raise BadValue("shard", text, "K/N with K from 1 to N, for example 3/8")
+
+    def share(self, of: Sequence[T]) -> list[T]:
+        """Every N-th, so that shares are alike and depend on nothing but the plan."""
+        return list(of[self.number - 1 :: self.of])
+
+    def lock(self, out: Path) -> Path:
+        """The folder that this share alone works in, or rather locks."""
+        return out if self.of == 1 else out / ".shards" / f"{self.number}-of-{self.of}"
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run for every preset."""
+    """What to run of every cell."""
 
-    variant: str = "as-run"
+    variant: str = ""
+    """By default the study's usual one."""
     epochs: int | None = None
-    """Fewer than the paper's, for a reduced run."""
+    """Fewer than the study's, for a reduced run."""
     fraction: float | None = None
     """Share of the training data, for a reduced run."""
     seeds: int = 1
     data_root: str | None = None
+    test_fraction: float | None = None
+    trials: int | None = None
+    """Of studies that tune; by default the study's."""
+    trial_epochs: int | None = None
+    shard: Shard = Shard()
 
 
-def jobs(chosen: Sequence[Preset], order: Order, out: Path) -> list[Job]:
-    """All runs of these presets, seed by seed: the first seed of every preset comes first.
+def jobs(chosen: Sequence[Cell], order: Order, out: Path) -> list[Job]:
+    """All runs of these cells, seed by seed: the first seed of every cell comes first.
 
-    >>> from parley.reproduce.presets import select
-    >>> some = jobs(select("fashion_mnist", 10), Order(seeds=3, epochs=20), Path("results"))
+    >>> from parley.reproduce.cells import named, select
+    >>> some = jobs(select(named("paper"), "fashion_mnist", 10), Order(seeds=3, epochs=20), Path())
     >>> len(some), some[0].label
     (18, 'fashion_mnist/lenet5/ring/10/dpsgd (20 of 100 epochs)')
     >>> some[0].out.as_posix()
-    'results/datasets/fashion_mnist-lenet5-ring-10-dpsgd/as-run-20-epochs/seed-0'
+    'datasets/fashion_mnist-lenet5-ring-10-dpsgd/as-run-20-epochs/seed-0'
     """
     made = []
+    more = {"test_fraction": order.test_fraction} if order.test_fraction else {}
     for seed in range(order.seeds):
-        for preset in chosen:
-            reduction = preset.reduced(order.epochs, order.fraction)
-            experiment = preset.experiment(
-                order.variant, reduction, seed=seed, data_root=order.data_root
-            )
-            variant = variant_name(order.variant)
-            marks = [variant] if variant != "as-run" else []
-            marks += [reduction.words(preset.epochs)] if reduction else []
-            label = preset.name + (f" ({', '.join(marks)})" if marks else "")
-            folder = out / preset.folder / f"{variant}{reduction.suffix}"
-            made.append(Job(label, experiment, folder / f"seed-{seed}", may_diverge=True))
+        for cell in chosen:
+            form = cell.form(order.variant, order.epochs, order.fraction)
+            experiment = cell.experiment(form, seed=seed, data_root=order.data_root, **more)
+            marks = [form.variant if form.variant != cell.study.forms[0] else ""]
+            said = ", ".join(filter(None, [*marks, form.reduction(cell.usual.epochs)]))
+            label = cell.name + (f" ({said})" if said else "")
+            folder = out / cell.folder / form.folder / f"seed-{seed}"
+            made.append(Job(label, experiment, folder, may_diverge=True))
     return made
 
 
@@ -110,26 +143,29 @@ def version_of(folder: Path, what: str = "parley") -> str | None:
         return None
 
 
-def run(todo: Sequence[Job], parallel: int, out: Path) -> dict[str, list[Job]]:
+def run(todo: Sequence[Job], parallel: int, lock: Path) -> dict[str, list[Job]]:
     """Runs what is not done yet; a run that diverges is recorded as such, and the others continue.
 
     Returns all jobs by outcome.
     """
     states = {job.out: state(job) for job in todo}
     left = [job for job in todo if states[job.out] in ("new", "begun")]
-    _check(left)
+    for name, root in {(job.experiment.data, job.experiment.data_root) for job in left}:
+        data.load(name, root)  # an absent dataset is found before anything is written
     if left:
-        compare.compare(left, parallel, out, resume=True)
+        compare.compare(left, parallel, lock, resume=True)
     became: dict[str, list[Job]] = {"done": [], "failed": [], "begun": [], "new": []}
     for job in todo:
         became[state(job)].append(job)
     return became
 
 
-def _check(left: Sequence[Job]) -> None:
-    """Checks once that each dataset is available."""
-    for name, root in {(j.experiment.data, j.experiment.data_root) for j in left}:
-        data.load(name, root)
+def folder_of(field: str, path: Path, what: str) -> Path:
+    """The path, if it is a folder."""
+    if not path.is_dir():
+        why = "it is a file" if path.exists() else "it does not exist"
+        raise BadValue(field, str(path), what, why)
+    return path
 
 
 def pack(out: Path, to: Path) -> list[Path]:
@@ -138,9 +174,7 @@ def pack(out: Path, to: Path) -> list[Path]:
     Where a run took place (paths, workers, device) is left out. Folders already in `to` stay: one
     that is the same is skipped; if one differs, nothing at all is copied.
     """
-    if not out.is_dir():
-        why = "it is a file" if out.exists() else "it does not exist"
-        raise BadValue("out", str(out), "a folder with runs", why)
+    folder_of("out", out, "a folder with runs")
     if to.resolve().is_relative_to(out.resolve()):
         raise BadValue("to", str(to), "a folder outside --out")
     copies: dict[Path, dict[str, str]] = {}
@@ -176,14 +210,10 @@ def _packed(folder: Path) -> dict[str, str]:
         for name in PACKED
         if (folder / name).exists()
     }
-    files[EXPERIMENT] = _without_how(read_experiment(folder))
+    plain = {name: Experiment.model_fields[name].default for name in HOW}
+    files[EXPERIMENT] = read_experiment(folder).model_copy(update=plain).to_toml()
     if SUMMARY in files:
         summary: dict[str, Any] = parse_json(files[SUMMARY])
         summary["out"] = None
         files[SUMMARY] = sealed(summary, indent=2) + "\n"
     return files
-
-
-def _without_how(experiment: Experiment) -> str:
-    plain = {name: Experiment.model_fields[name].default for name in HOW}
-    return experiment.model_copy(update=plain).to_toml()

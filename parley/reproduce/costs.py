@@ -1,7 +1,7 @@
-"""What a preset costs: sample gradients, and time, from speeds that were recorded or measured here.
+"""What a cell costs: sample gradients, and time, from speeds that were recorded or measured here.
 
->>> from parley.reproduce.presets import presets
->>> gradients(presets()["fashion_mnist/lenet5/ring/10/ngc"])  # 100 epochs, own and two neighbours'
+>>> from parley.reproduce.cells import cells, named
+>>> gradients(cells(named("paper"))["fashion_mnist/lenet5/ring/10/ngc"])  # own, two neighbours'
 18000000
 """
 
@@ -10,8 +10,8 @@ import logging
 import math
 import time
 from contextlib import suppress
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,16 +22,9 @@ from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse
-from parley.reproduce.preset import (
-    SAMPLES,
-    WHOLE,
-    Preset,
-    Reduction,
-    classes,
-    evaluate_every,
-    tested,
-)
-from parley.reproduce.presets import read_csv
+from parley.reproduce.campaign import Order
+from parley.reproduce.cells import Cell, Form
+from parley.reproduce.study import Facts
 from parley.training.events import StepDone
 from parley.training.problem import Problem
 from parley.training.trainer import Trainer
@@ -39,20 +32,23 @@ from parley.version import __version__
 from parley.wire.local import Local
 from parley.wire.placement import spread
 
-SHAPES: dict[str, tuple[int, ...]] = {
-    "cifar10": (3, 32, 32),
-    "cifar100": (3, 32, 32),
-    "fashion_mnist": (1, 28, 28),
-    "imagenette": (3, 32, 32),
-    "imagenette-224": (3, 224, 224),
-    "ag_news": (128,),
-}
 RECORDED_ON = "AMD EPYC, AVX-512"
-"""The processor of ``speeds.csv``, the estimate for a network that has not been timed here."""
+RECORDED = {
+    "cnn5 3x32x32": 1937.3,
+    "vgg11 3x32x32": 2498.6,
+    "resnet20 3x32x32": 702.5,
+    "lenet5 1x28x28": 29301.8,
+    "mobilenetv2 3x32x32": 107.6,
+    "bert-mini 128": 24.8,
+    "distilbert 128": 2.4,
+    "resnet18 3x224x224": 18.3,
+}
+"""Gradients per second of networks and inputs on one core of that processor: the estimate for a
+network that has not been timed here."""
 VOCABULARY = 30_000
 """Token IDs that every text model knows."""
-OWN_GRADIENTS = frozenset({"dpsgd", "gut", "qgm"})
-"""Methods whose agents compute no gradients at their neighbours' models."""
+AROUND = frozenset({"ngc", "compngc", "cga", "compcga"})
+"""Algorithms and gradient rules that compute gradients at the neighbours' models, too."""
 FORWARD = 1 / 3
 """An evaluation in units of a gradient: backward costs about twice as much as forward."""
 BUDGET = 0.5
@@ -63,62 +59,87 @@ FEW = 8
 """Samples that are enough to time a larger one."""
 
 
-def graph_of(preset: Preset, variant: str = "as-run") -> Topology:
+def graph_of(cell: Cell, form: Form = Form()) -> Topology:  # noqa: B008
     """The graph its agents communicate on."""
-    return parse(preset.graph(variant), preset.agents)
+    experiment = cell.experiment(form)
+    return parse(experiment.topology, experiment.agents)
 
 
-def degree(preset: Preset, variant: str = "as-run") -> float:
+def degree(cell: Cell, form: Form = Form()) -> float:  # noqa: B008
     """The average number of neighbours.
 
-    >>> from parley.reproduce.presets import presets
-    >>> degree(presets()["imagenette-224/resnet18/chain/5/ngc"])
+    >>> from parley.reproduce.cells import cells, named
+    >>> degree(cells(named("paper"))["imagenette-224/resnet18/chain/5/ngc"])
     1.6
     """
-    graph = graph_of(preset, variant)
+    graph = graph_of(cell, form)
     return len(graph.edges) / graph.agents
 
 
-def gradients(preset: Preset, variant: str = "as-run", reduction: Reduction = WHOLE) -> int:
+def gradients(cell: Cell, form: Form = Form()) -> int:  # noqa: B008
     """Sample gradients of all agents together, training only; with seed 0, if that matters."""
-    each = 1 if preset.method in OWN_GRADIENTS else 1 + degree(preset, variant)
-    epochs = reduction.epochs or preset.epochs
-    return round(epochs * epoch_samples(preset) * (reduction.fraction or 1) * each)
+    around = AROUND & set(cell.usual.algorithm.name.split("+"))
+    each = 1 + degree(cell, form) if around else 1
+    epochs = form.epochs or cell.usual.epochs
+    return round(epochs * epoch_samples(cell) * (form.fraction or 1) * each)
 
 
-def epoch_samples(preset: Preset) -> int:
+def epoch_samples(cell: Cell) -> int:
     """Samples that all agents together see in an epoch, which is as long as the largest agent's
     data: where parts differ in size, the others go through theirs several times.
 
-    >>> from parley.reproduce.presets import presets
-    >>> epoch_samples(presets()["cifar10/cnn5/ring/5/ngc"])
+    >>> from parley.reproduce.cells import cells, named
+    >>> epoch_samples(cells(named("paper"))["cifar10/cnn5/ring/5/ngc"])
     50000
-    >>> epoch_samples(presets()["follow-up/resnet20/dirichlet-0.1/ring/16/ngc"])
+    >>> epoch_samples(cells(named("follow-up"))["follow-up/resnet20/dirichlet-0.1/ring/16/ngc"])
     173472
     """
-    if not preset.partition.startswith("dirichlet:"):
-        return SAMPLES[preset.data]
-    return preset.agents * preset.largest_part
+    assert cell.facts
+    if not cell.usual.partition.startswith("dirichlet:"):
+        return cell.facts.samples
+    return cell.usual.agents * cell.largest_part
 
 
-def evaluations(preset: Preset, reduction: Reduction = WHOLE) -> int:
+def evaluations(cell: Cell, form: Form = Form()) -> int:  # noqa: B008
     """Test samples seen by a model, over all records: own, after gossip, and the averaged one."""
-    epochs = reduction.epochs or preset.epochs
-    records = math.ceil(epochs / evaluate_every(epochs))
-    return records * (2 * preset.agents + 1) * tested(preset.data)
+    assert cell.facts
+    experiment = cell.experiment(form)
+    records = math.ceil(experiment.epochs / (experiment.evaluate_every or 1))
+    return records * (2 * experiment.agents + 1) * cell.facts.test
 
 
-def hours(
-    preset: Preset, speed: float, variant: str = "as-run", reduction: Reduction = WHOLE
-) -> float:
+def hours(cell: Cell, speed: float, form: Form = Form()) -> float:  # noqa: B008
     """Expected hours for one seed on one core, evaluations included."""
-    work = gradients(preset, variant, reduction) + FORWARD * evaluations(preset, reduction)
-    return work / speed / 3600
+    return (gradients(cell, form) + FORWARD * evaluations(cell, form)) / speed / 3600
 
 
-def input_shape(name: str) -> tuple[int, ...]:
-    """The shape of one sample of a dataset."""
-    return SHAPES[name]
+Row = dict[str, Any]
+"""What a cell costs, as it is listed."""
+
+
+def row(cell: Cell, order: Order, calibration: "Calibration") -> Row:
+    """The cost of one seed of a cell; without times if the study does not describe its data, or
+    nobody has timed its network."""
+    if cell.study.tune:
+        form = Form("", order.epochs, order.fraction)
+    else:
+        form = cell.form(order.variant, order.epochs, order.fraction)
+    speed = calibration.speed(cell) if cell.facts else None
+    return {
+        "name": cell.name,
+        "group": cell.setting,
+        "table": cell.section,
+        "method": cell.method,
+        "epochs": form.epochs or cell.usual.epochs,
+        "whole_epochs": cell.usual.epochs,
+        "reduced": form.reduction(cell.usual.epochs) or None,
+        "gradients": gradients(cell, form) if cell.facts else None,
+        "gradients_per_second": speed and speed.per_second,
+        "one_core_of": speed and speed.machine,
+        "measured_here": speed and speed.here,
+        "hours": hours(cell, speed.per_second, form) if speed else None,
+        "paper": cell.published[0] if cell.published else None,
+    }
 
 
 class Speed(NamedTuple):
@@ -149,51 +170,45 @@ class Calibration:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             self._speeds = kept["speeds"] if kept["here"] == self._here else {}
 
-    def known(self, preset: Preset) -> bool:
+    def known(self, cell: Cell) -> bool:
         """Whether its network has been timed here."""
-        return _key(preset) in self._speeds
+        return _key(cell) in self._speeds
 
-    def speed(self, preset: Preset) -> Speed:
-        """The speed measured here, or the recorded one."""
-        key = _key(preset)
+    def speed(self, cell: Cell) -> Speed | None:
+        """The speed measured here, or the recorded one; None if there is neither."""
+        key = _key(cell)
         if key in self._speeds:
             return Speed(self._speeds[key], self._machine, here=True)
-        return Speed(recorded_speeds()[key], RECORDED_ON, here=False)
+        return Speed(RECORDED[key], RECORDED_ON, here=False) if key in RECORDED else None
 
-    def measure(self, preset: Preset) -> None:
+    def measure(self, cell: Cell) -> None:
         """Times its network on this machine and keeps the result."""
-        self._speeds[_key(preset)] = measured_speed(preset)
+        self._speeds[_key(cell)] = measured_speed(cell)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"here": self._here, "speeds": self._speeds}, indent=2)
             write_atomically(self.path, text + "\n")
 
 
-def _key(preset: Preset) -> str:
-    return f"{preset.model} {'x'.join(map(str, input_shape(preset.data)))}"
+def _key(cell: Cell) -> str:
+    return f"{cell.usual.model} {'x'.join(map(str, cell.facts.shape if cell.facts else ()))}"
 
 
-@cache
-def recorded_speeds() -> dict[str, float]:
-    """Gradients per second of every network, from ``speeds.csv``."""
-    return {row["network"]: float(row["gradients_per_second"]) for row in read_csv("speeds.csv")}
-
-
-def measured_speed(preset: Preset) -> float:
+def measured_speed(cell: Cell) -> float:
     """Sample gradients per second over a few steps of NGC with three agents, on random samples.
 
     For a large network, a single gradient is enough: of a whole batch, as the compiled kernels
     compute many samples in the time of a few.
     """
-    before = torch.get_num_threads()
+    before, batch = torch.get_num_threads(), cell.usual.batch
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # which engine a trial has is of no interest
     try:
-        speed = _of_one_gradient(_trial(preset, FEW, 1))
-        if preset.batch / speed < LONGEST:
-            speed = _of_one_gradient(_trial(preset, preset.batch, 1))
-        if 9 * preset.batch / speed < BUDGET:
-            speed = _of_steps(_trial(preset, preset.batch, 3))
+        speed = _of_one_gradient(_trial(cell, FEW, 1))
+        if batch / speed < LONGEST:
+            speed = _of_one_gradient(_trial(cell, batch, 1))
+        if 9 * batch / speed < BUDGET:
+            speed = _of_steps(_trial(cell, batch, 3))
         return round(speed, 1)
     finally:
         logging.disable(logging.NOTSET)
@@ -208,17 +223,16 @@ def _of_one_gradient(run: Trainer) -> float:
     return batch.sizes[0] / max(time.process_time() - began, 1e-9)
 
 
-def _trial(preset: Preset, batch: int, agents: int) -> Trainer:
-    experiment = preset.experiment(
-        agents=agents, topology="full", batch=batch, lr=1e-6, epochs=1000, evaluate_every=1000
-    )
-    problem = random_problem(experiment, 3 * batch)
-    return Trainer(experiment, problem, Local(spread(problem.topology, 1)))
+def _trial(cell: Cell, batch: int, agents: int) -> Trainer:
+    short = {"lr": 1e-6, "epochs": 1000, "evaluate_every": 1000}
+    experiment = cell.usual.replace(agents=agents, topology="full", batch=batch, **short)
+    return random_run(experiment, cell.facts, 3 * batch)
 
 
-def random_problem(experiment: Experiment, samples: int) -> Problem:
-    """Random samples of the right shape for an experiment's network, on its graph."""
-    shape, n = input_shape(experiment.data), classes(experiment.data)
+def random_run(experiment: Experiment, facts: Facts | None, samples: int) -> Trainer:
+    """A run with random samples of the right shape for an experiment's network, on its graph."""
+    assert facts
+    shape, n = facts.shape, facts.classes
     generator = torch.Generator().manual_seed(0)
 
     def some(number: int) -> Samples:
@@ -226,7 +240,7 @@ def random_problem(experiment: Experiment, samples: int) -> Problem:
         inputs = torch.randint(high, (number, *shape), generator=generator, dtype=kind)
         return Samples(inputs, torch.randint(n, (number,), generator=generator))
 
-    return Problem(
+    problem = Problem(
         topology=parse(experiment.topology, experiment.agents),
         model=partial(models.build, experiment.model, shape, n, **experiment.model_options),
         samples=[some(samples) for _ in range(experiment.agents)],
@@ -234,6 +248,7 @@ def random_problem(experiment: Experiment, samples: int) -> Problem:
         transform=Transform(),
         class_names=tuple(map(str, range(n))),
     )
+    return Trainer(experiment, problem, Local(spread(problem.topology, 1)))
 
 
 def _of_steps(run: Trainer) -> float:

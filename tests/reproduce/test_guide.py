@@ -13,21 +13,52 @@ from typer.testing import CliRunner
 
 from parley.cli import reproduce as cli
 from parley.errors import BadValue
-from parley.reproduce import findings, guide
-from parley.reproduce.guide import Budget, Setting
+from parley.reproduce import claims, collect, page, tuned
+from parley.reproduce.campaign import Order, Shard
+from parley.reproduce.cells import key_of, parsed, select, with_methods
+from parley.reproduce.collect import Result
+from parley.reproduce.study import Setting, Study, named
+from parley.reproduce.tuned import Outcome, Task
 from parley.sweep import compare
-from parley.sweep.compare import parse_algorithms
 
-SMALL = Setting("ring", "A small ring", 4, "ring", "dirichlet:0.5", "digits", "logistic")
-LITTLE = Budget(trials=2, trial_epochs=1, epochs=2, seeds=2, fraction=0.2)
+GUIDE = named("guide")
+OPTIONS = {"data": "digits", "model": "logistic", "agents": 4}
+ABOUT = "Digits, 4 agents"
+SMALL = {
+    "ring": Setting(title="A small ring", about=ABOUT, options={
+        **OPTIONS, "topology": "ring", "partition": "dirichlet:0.5",
+    }),
+    "changing": Setting(options={
+        **OPTIONS, "topology": "one-peer-exponential", "partition": "iid",
+    }),
+}  # fmt: skip
+LITTLE = Order(trials=2, trial_epochs=1, epochs=2, seeds=2, fraction=0.2)
 METHODS = "dpsgd,ngc,relaysgd"
+
+
+def small(methods: str = METHODS) -> Study:
+    """The guide on digits, with some methods."""
+    return with_methods(GUIDE.model_copy(update={"settings": SMALL}), methods)[0]
+
+
+def run(methods: str, order: Order, out: Path, setting: str = "ring") -> list[Outcome]:
+    chosen, names = with_methods(small(methods), methods)
+    return [o for _, o in tuned.run(select(chosen, setting, None, names), order, 1, out)]
+
+
+def read(path: Path) -> dict[str, Result]:
+    return {r.label: r for r in collect.read_results(small(), path.stem, path)}
+
+
+def markdown(out: Path) -> str:
+    return page.markdown(collect.collect(small(), out), {})
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("guide")
-    done = list(guide.run([SMALL], METHODS, LITTLE, 1, out))
-    assert [(outcome.label, outcome.refusal, outcome.diverged) for _, outcome in done] == [
+    done = run(METHODS, LITTLE, out)
+    assert [(outcome.label, outcome.refusal, outcome.diverged) for outcome in done] == [
         ("dpsgd", "", False),
         ("ngc", "", False),
         ("relaysgd", "", False),
@@ -36,10 +67,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_seed_runs_at_the_rate_that_won(results: Path) -> None:
-    found = findings.read(results / "ring.jsonl")
+    found = read(results / "ring.jsonl")
     assert set(found) == {"D-PSGD", "NGC", "RelaySGD"}
     for of in found.values():
-        assert list(of.by_seed) == [0, 1]
+        assert list(of.runs) == [0, 1]
         assert of.about["epochs"] == 2 and of.about["momentum"] == "0.9"
         assert 0.003 <= of.about["lr"] <= 0.3
     assert found["RelaySGD"].about["topology"] == "spanning-tree:ring"
@@ -49,7 +80,7 @@ def test_what_is_finished_is_not_run_again(results: Path) -> None:
     runs = {path: path.stat().st_mtime_ns for path in results.rglob("records.jsonl")}
     assert len(runs) == 3 * (2 + 2)
     before = (results / "ring.jsonl").read_text()
-    list(guide.run([SMALL], METHODS, LITTLE, 1, results))
+    run(METHODS, LITTLE, results)
     assert {path: path.stat().st_mtime_ns for path in results.rglob("records.jsonl")} == runs
     assert (results / "ring.jsonl").read_text() == before
 
@@ -58,15 +89,15 @@ def test_more_seeds_need_only_the_records(results: Path, tmp_path: Path) -> None
     """At the settings that won, without trials and without the seeds that are recorded."""
     for path in results.glob("*.jsonl"):
         shutil.copy(path, tmp_path)
-    list(guide.run([SMALL], METHODS, replace(LITTLE, seeds=3), 1, tmp_path))
+    run(METHODS, replace(LITTLE, seeds=3), tmp_path)
     ran = {path.parent.name for path in tmp_path.rglob("records.jsonl")}
     assert ran == {"seed-2"} and not list(tmp_path.rglob("trial-*"))
-    before = findings.read(results / "ring.jsonl")
-    for label, of in findings.read(tmp_path / "ring.jsonl").items():
-        assert [of.by_seed[seed] for seed in (0, 1)] == list(before[label].by_seed.values())
-        new = of.by_seed[2][0]
-        assert [new[name] for name in guide.TUNED] == [
-            before[label].about[name] for name in guide.TUNED
+    before = read(results / "ring.jsonl")
+    for label, of in read(tmp_path / "ring.jsonl").items():
+        assert [of.runs[seed] for seed in (0, 1)] == list(before[label].runs.values())
+        new = of.runs[2][0]
+        assert [new[name] for name in tuned.TUNED] == [
+            before[label].about[name] for name in tuned.TUNED
         ]
     trials = "ring-trials.jsonl"
     assert (tmp_path / trials).read_text() == (results / trials).read_text()
@@ -78,9 +109,9 @@ def test_other_methods_are_added_and_those_that_are_not_named_stay(
     out = tmp_path / "more"
     shutil.copytree(results, out)
     before = (out / "ring.jsonl").read_text()
-    list(guide.run([SMALL], "dpsgd:momentum=0", LITTLE, 1, out))
+    run("dpsgd:momentum=0", LITTLE, out)
     assert (out / "ring.jsonl").read_text().startswith(before)
-    found = findings.read(out / "ring.jsonl")
+    found = read(out / "ring.jsonl")
     assert set(found) == {"D-PSGD", "NGC", "RelaySGD", "D-PSGD momentum=0"}
     assert found["D-PSGD momentum=0"].about["momentum"] == "none"
     trials = [json.loads(line) for line in (out / "ring-trials.jsonl").read_text().splitlines()]
@@ -97,8 +128,8 @@ def test_other_methods_are_added_and_those_that_are_not_named_stay(
 def test_an_averaging_rate_that_is_given_is_not_tuned(results: Path, tmp_path: Path) -> None:
     out = tmp_path / "more"
     shutil.copytree(results, out)
-    list(guide.run([SMALL], "choco,choco:gamma=0.1", LITTLE, 1, out))
-    found = findings.read(out / "ring.jsonl")
+    run("choco,choco:gamma=0.1", LITTLE, out)
+    found = read(out / "ring.jsonl")
     assert found["CHOCO-SGD γ=0.1"].about["gamma"] == 0.1
     trials = [json.loads(line) for line in (out / "ring-trials.jsonl").read_text().splitlines()]
     tuned = {label: {t.get("gamma") for t in trials if t["label"] == label} for label in found}
@@ -116,7 +147,7 @@ def test_a_rate_that_won_at_the_edge_of_those_tried_is_told(tmp_path: Path) -> N
     lines += [{"label": "lost", "lr": lr, "diverged": True} for lr in (0.01, 0.1)]
     whole = [{"method": line["label"], "seed": 0, **line} for line in lines]
     (tmp_path / "ring-trials.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
-    assert findings._at_the_edge(tmp_path, SMALL) == [
+    assert collect._at_the_edge(tmp_path / "ring-trials.jsonl") == [
         "The lowest rate that was tried won for low: a lower one may be better still.",
         "The highest rate that was tried won for high: a higher one may be better still.",
     ]
@@ -140,11 +171,11 @@ def test_a_rate_that_won_at_the_edge_of_those_tried_is_told(tmp_path: Path) -> N
     ],
 )
 def test_bad_input_is_refused_before_anything_runs_and_changes_nothing(
-    results: Path, tmp_path: Path, methods: str, budget: Budget, said: str
+    results: Path, tmp_path: Path, methods: str, budget: Order, said: str
 ) -> None:
     shutil.copy(results / "ring.jsonl", tmp_path)
     with pytest.raises(BadValue, match=said):
-        list(guide.run([SMALL], methods, budget, 1, tmp_path))
+        run(methods, budget, tmp_path)
     [kept] = tmp_path.iterdir()
     assert kept.read_text() == (results / "ring.jsonl").read_text()
 
@@ -154,7 +185,7 @@ def test_damaged_records_are_named_and_left_alone(results: Path, tmp_path: Path)
     path.write_text((results / "ring.jsonl").read_text()[:-20])
     lines = len((results / "ring.jsonl").read_text().splitlines())
     with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line {lines}"):
-        list(guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path))
+        run("dpsgd", LITTLE, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +204,9 @@ def test_damaged_records_are_named_and_left_alone(results: Path, tmp_path: Path)
 def test_a_report_names_the_line_that_it_cannot_use(line: str, how: str, tmp_path: Path) -> None:
     (tmp_path / "ring.jsonl").write_text(line + "\n", errors="surrogateescape")
     with pytest.raises(BadValue, match=f"ring.jsonl is damaged in line 1{how}"):
-        findings.markdown(tmp_path)
+        markdown(tmp_path)
     with pytest.raises(BadValue, match="is damaged in line 1"):
-        list(guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path))
+        run("dpsgd", LITTLE, tmp_path)
 
 
 def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(
@@ -186,54 +217,67 @@ def test_records_that_do_not_say_how_long_trials_were_are_not_mixed_with_others(
         del line["trial_epochs"]
     (tmp_path / "ring.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(BadValue, match="has runs with trial_epochs 5"):
-        list(guide.run([SMALL], "qgm", LITTLE, 1, tmp_path))
+        run("qgm", LITTLE, tmp_path)
 
 
 def test_names_and_figures_fit_a_terminal_of_80_columns(results: Path) -> None:
     screen = Console(width=80, file=io.StringIO())
-    found = findings.read(results / "ring.jsonl")
-    screen.print(findings.table(found).terminal(80))
+    [(_, _, settings)] = collect.collect(small(), results).sections()
+    shown = page.table_of(small(), settings, named=False)
+    screen.print(shown.terminal(80))
     assert isinstance(screen.file, io.StringIO)
     lines = screen.file.getvalue().splitlines()
-    for label, *cells in findings.table(found).rows:
+    for label, *cells in shown.rows:
         assert label in " ".join(lines)
         [line] = [line for line in lines if line.split()[:2] == [label, cells[0].split()[0]]]
         assert all(cell in line for cell in cells[:6])
 
 
 def test_the_table_is_made_from_the_records(results: Path) -> None:
-    found = findings.read(results / "ring.jsonl")
+    [(_, _, [(_, members)])] = collect.collect(small(), results).sections()
     means = [
-        statistics.fmean(
-            100 * records[-1]["accuracy_mean_model"] for records in of.by_seed.values()
-        )
-        for of in found.values()
+        statistics.fmean(100 * records[-1]["accuracy_mean_model"] for records in of.runs.values())
+        for of in members
     ]
     assert means == sorted(means, reverse=True), "best first"
-    shown = findings.table(found)
-    assert [row[0] for row in shown.rows] == list(found)
-    assert shown.rows[0][1].startswith(f"{means[0]:.1f} ± ")
-    first = found[next(iter(found))].last(lambda record: 100 * record["accuracy_mean_model"])
+    shown = page.table_of(small(), [("ring", members)], named=False)
+    assert [row[0] for row in shown.rows] == [of.label for of in members]
+    first = list(members[0].by_seed("accuracy_mean_model").values())
     assert shown.rows[0][1] == f"{means[0]:.1f} ± {12.706 * statistics.stdev(first) / 2**0.5:.1f}"
-    assert "| NGC |" in findings.markdown(results)
+    assert "| NGC |" in markdown(results) and "significant" in markdown(results)
+    assert not claims.better(members), "two seeds are too few"
 
 
-def test_a_terminal_tells_what_a_page_tells(results: Path) -> None:
-    title, _, *remarks = findings.terminal(results, SMALL, 80)
-    assert title == SMALL.title
-    page = findings.markdown(results)
-    assert any("significant" in remark for remark in remarks)
-    assert all(remark in page for remark in remarks)
+def test_shards_together_are_the_whole(results: Path, tmp_path: Path) -> None:
+    """Each runs its methods and leaves the records to the command that collects them."""
+    for number in (1, 2):
+        run(METHODS, replace(LITTLE, shard=Shard(number, 2)), tmp_path)
+        ran = {path.name for path in (tmp_path / "ring").iterdir()}
+        assert ran == ({"dpsgd", "relaysgd"} if number == 1 else {"dpsgd", "ngc", "relaysgd"})
+    assert not list(tmp_path.glob("*.jsonl"))
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("records.jsonl")}
+    run(METHODS, LITTLE, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("records.jsonl")} == times
+    timed = {"seconds", "seconds_network", "commit"}
+    there, here = (
+        [
+            {k: v for k, v in json.loads(line).items() if k not in timed}
+            for line in (folder / "ring.jsonl").read_text().splitlines()
+        ]
+        for folder in (results, tmp_path)
+    )
+    assert there == here
 
 
 def test_the_page_and_the_picture_go_where_they_are_asked_for(
     results: Path, tmp_path: Path
 ) -> None:
-    page, picture = tmp_path / "page.md", tmp_path / "guide.png"
-    asked = ["guide", "--report", "--out", str(results), "--markdown", str(page)]
+    document, picture = tmp_path / "page.md", tmp_path / "guide.png"
+    asked = ["guide", "--report", "--out", str(results), "--markdown", str(document)]
     done = CliRunner().invoke(cli.app, [*asked, "--picture", str(picture)])
     assert done.exit_code == 0, done.output
-    assert findings.markdown(results).strip() in page.read_text()
+    assert "![guide](guide.png)" in document.read_text()
+    assert "| NGC |" in document.read_text()
     assert picture.stat().st_size > 10_000
     done = CliRunner().invoke(cli.app, [*asked, "--picture", str(tmp_path / "guide.xyz")])
     assert done.exit_code and "picture" in str(done.output or done.exception)
@@ -245,14 +289,14 @@ def test_the_page_and_the_picture_go_where_they_are_asked_for(
 def test_a_seed_that_diverges_before_its_first_record_is_counted(
     results: Path, tmp_path: Path
 ) -> None:
-    [method] = parse_algorithms("dpsgd")
-    asked = guide.experiment(SMALL, method, LITTLE)
-    asked = asked.replace(model="mlp", lr=1e6, evaluate_every=2)
+    [cell] = select(small("dpsgd"), "ring", None, ["dpsgd"])
+    task = Task(cell, LITTLE, tmp_path)
+    asked = task.asked.replace(model="mlp", lr=1e6, evaluate_every=2)
     jobs = compare.jobs([asked], 2, tmp_path / "runs", names=["D-PSGD"])
     jobs = [replace(job, may_diverge=True) for job in jobs]
     compare.compare(jobs, 1, tmp_path / "runs", resume=True)
-    about = {"method": method.key, "label": "D-PSGD"}
-    lost = [line for job in jobs for line in guide._lines(about, job)]
+    about = {"method": task.key, "label": "D-PSGD"}
+    lost = [line for job in jobs for line in tuned.run_lines(about, job)]
     assert [(line["seed"], line["diverged"], "epoch" in line) for line in lost] == [
         (0, True, False),
         (1, True, False),
@@ -260,11 +304,12 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
     kept = [json.loads(line) for line in (results / "ring.jsonl").read_text().splitlines()]
     kept = [line for line in kept if (line["label"], line["seed"]) != ("D-PSGD", 1)]
     (tmp_path / "ring.jsonl").write_text("\n".join(map(json.dumps, [*kept, lost[1]])))
-    found = findings.read(tmp_path / "ring.jsonl")
-    assert {label: of.seeds for label, of in found.items()} == {
-        "D-PSGD": "1 of 2", "NGC": "2", "RelaySGD": "2",
+    found = read(tmp_path / "ring.jsonl")
+    assert {label: (len(of.runs), of.lost) for label, of in found.items()} == {
+        "D-PSGD": (1, 1), "NGC": (2, 0), "RelaySGD": (2, 0),
     }  # fmt: skip
-    page = findings.markdown(tmp_path)
+    page = markdown(tmp_path)
+    assert "| 1 of 2 |" in page
     assert "Diverged at the settings that won: D-PSGD (1 of 2 seeds)." in page
     assert "2 epochs, 2 seeds; trials of 1 epoch." in page
 
@@ -272,37 +317,35 @@ def test_a_seed_that_diverges_before_its_first_record_is_counted(
 def test_a_method_that_diverges_in_every_trial_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide.tune, "winners", lambda trials: {})
-    [(_, outcome)] = guide.run([SMALL], "dpsgd", LITTLE, 1, tmp_path)
+    monkeypatch.setattr(tuned.tune, "winners", lambda trials: {})
+    [outcome] = run("dpsgd", LITTLE, tmp_path)
     assert outcome.diverged
-    assert findings.read(tmp_path / "ring.jsonl") == {}
-    assert findings._lost(tmp_path / "ring.jsonl") == ["Diverged in every trial: D-PSGD."]
+    assert read(tmp_path / "ring.jsonl") == {}
+    assert collect._diverged(tmp_path / "ring.jsonl") == ["Diverged in every trial: D-PSGD."]
 
 
 def test_a_method_that_the_graph_does_not_suit_is_left_out_with_the_reason(tmp_path: Path) -> None:
-    changing = Setting("changing", "", 4, "one-peer-exponential", "iid", "digits", "logistic")
-    [cga] = parse_algorithms("cga")
-    outcome = guide.run_method(changing, cga, LITTLE, 1, tmp_path)
+    [outcome] = run("cga", LITTLE, tmp_path, "changing")
     assert outcome.refusal.startswith("weights: ") and "symmetric" in outcome.refusal
     assert not list(tmp_path.iterdir())
 
 
 def test_methods_have_the_same_momentum_unless_asked_and_a_range_of_rates_that_suits_them() -> None:
-    settings = [guide.SETTINGS["ring"]]
-    for method in parse_algorithms(guide.METHODS):
-        made = guide.experiment(settings[0], method, LITTLE)
-        options = made.algorithm.settings()
-        asked = float(method.settings.get("momentum", guide.MOMENTUM))
-        assert options.get("momentum", asked) == asked, method
+    assert GUIDE.tune
+    for cell in select(GUIDE, "ring"):
+        made = Task(cell, LITTLE, Path()).asked
+        options, given = made.algorithm.settings(), parsed(cell.method).settings
+        asked = float(given.get("momentum", 0.9))
+        assert options.get("momentum", asked) == asked, cell
         kind = "adaptive" if "beta1" in options else "momentum" if "momentum" in options else "sgd"
         kind = kind if asked else "sgd"
-        assert guide.rates(made) == guide.RATES[kind]
+        assert tuned.rates(GUIDE.tune, made) == GUIDE.tune.rates[kind]  # type: ignore[index]
+        assert key_of(parsed(key_of(parsed(cell.method)))) == key_of(parsed(cell.method))
 
 
 def test_bad_input(tmp_path: Path) -> None:
-    run = CliRunner()
-    done = run.invoke(cli.app, ["guide", "rong", "--out", str(tmp_path)])
+    done = CliRunner().invoke(cli.app, ["guide", "rong", "--out", str(tmp_path)])
     assert isinstance(done.exception, BadValue)
     assert "'rong' is not valid" in str(done.exception) and "ring" in str(done.exception)
-    done = run.invoke(cli.app, ["guide", "--report", "--out", str(tmp_path)])
+    done = CliRunner().invoke(cli.app, ["guide", "--report", "--out", str(tmp_path)])
     assert "a folder with results of parley reproduce guide" in str(done.exception)

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,32 @@ from typer.testing import CliRunner
 import parley
 from parley import models
 from parley.algorithms import build
+from parley.charts.chart import Axis
 from parley.cli import reproduce as cli
 from parley.compute import kernels
 from parley.data.partition import partition
 from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
 from parley.files import parse_json
 from parley.graphs import ring
-from parley.reproduce import campaign, claims, collect, costs, pictures, presets, report
+from parley.reproduce import campaign, claims, collect, costs, page, pictures
 from parley.reproduce.campaign import Order
-from parley.reproduce.preset import (
-    CHOICES,
-    METHODS,
-    SAMPLES,
-    WHOLE,
-    Paper,
-    Preset,
-    Reduction,
-    variants,
-)
-from parley.reproduce.presets import figures, select
-from parley.reproduce.presets import presets as all_presets
+from parley.reproduce.cells import Cell, Form, cells, parse_form, select
+from parley.reproduce.study import named
 from parley.results.curves import line_chart
 from parley.results.group import field_of
 from parley.results.read import find_runs
 from parley.store import status
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
+from tests.reproduce.small import TEXT, Small, small
+
+__all__ = ["small"]
+PAPER = named("paper")
+METHODS = list(PAPER.methods)[:6]
+
+
+def all_presets() -> dict[str, Cell]:
+    return {**cells(PAPER), **cells(named("follow-up"))}
+
 
 runner = CliRunner()
 
@@ -66,26 +65,28 @@ def nothing_timed(
 
 
 def test_every_cell_of_the_paper_is_an_experiment_in_both_variants() -> None:
-    cells = [p for p in all_presets().values() if p.paper]
-    assert len(cells) == 132
+    assert len([p for p in all_presets().values() if p.published]) == 132
     folders = {p.folder for p in all_presets().values()}
     assert len(folders) == len(all_presets())
     for preset in all_presets().values():
-        run, printed = preset.experiment("as-run"), preset.experiment("as-printed")
+        run, printed = preset.experiment(Form("as-run")), preset.experiment(Form("as-printed"))
+        setting = preset.study.options | preset.study.settings[preset.setting].options
         for e in (run, printed):
-            assert (e.data, e.model, e.agents) == (preset.data, preset.model, preset.agents)
-            assert (e.lr, e.epochs, e.batch) == (preset.lr, preset.epochs, preset.batch)
-            assert e.algorithm.settings().items() >= dict(preset.hyper).items()
+            for option in ("data", "model", "agents", "epochs", "batch"):
+                assert getattr(e, option) == setting[option]
+            assert e.lr == preset.own.get("lr", setting.get("lr"))
+            hyper = {k: v for k, v in preset.own.items() if k in ("alpha", "momentum", "gamma")}
+            assert e.algorithm.settings().items() >= hyper.items()
             assert e.algorithm.weight_decay == 0  # type: ignore[attr-defined]
             assert e.gossip_rounds == 51
         assert run.same_as(printed)
         for variant in ("as-run", "as-printed"):
-            assert costs.graph_of(preset, variant).agents == preset.agents
+            assert costs.graph_of(preset, Form(variant)).agents == run.agents
 
 
 def test_later_papers_are_presets_without_figures_of_the_paper() -> None:
-    later = [p for p in all_presets().values() if p.table == "follow-up"]
-    assert len(later) == 5 * 2 * (5 + 2) and not any(p.paper for p in later)
+    later = [p for p in all_presets().values() if p.section == "follow-up"]
+    assert len(later) == 5 * 2 * (5 + 2) and not any(p.published for p in later)
     gut = all_presets()["follow-up/resnet20/dirichlet-0.01/dyck/32/gut"].experiment()
     assert (gut.topology, gut.partition, gut.lr, gut.epochs) == ("dyck", "dirichlet:0.01", 0.1, 200)
     assert gut.algorithm.settings()["mu"] == 0.9
@@ -102,17 +103,17 @@ def test_later_papers_are_presets_without_figures_of_the_paper() -> None:
 def test_one_choice_as_printed_changes_nothing_else() -> None:
     seen = set()
     for preset in all_presets().values():
-        run = preset.experiment("as-run")
-        for variant in variants()[2:]:
-            choice = variant.removeprefix("as-run-but-")
+        run = preset.usual
+        for choice in preset.study.choices:
+            variant = f"as-run-but-{choice}"
             try:
-                made = preset.experiment(variant)
+                made = preset.experiment(Form(variant))
             except BadValue as error:
                 assert variant in str(error) and preset.name in str(error)
                 continue
             seen.add((preset.method, choice))
-            printed = preset.experiment("as-printed")
-            option = CHOICES[choice]
+            printed = preset.experiment(Form("as-printed"))
+            [option] = preset.study.choices[choice].options
             if choice == "evonorm":
                 assert made.model_options == printed.model_options != run.model_options
                 assert made.algorithm == run.algorithm and made.topology == run.topology
@@ -122,13 +123,13 @@ def test_one_choice_as_printed_changes_nothing_else() -> None:
                 assert made.algorithm == both != run.algorithm
                 assert run.same_as(made) == ["algorithm"]
     assert {c for m, c in seen if m == "ngc"} == {"gradient", "momentum", "evonorm"}
-    assert {c for m, c in seen if m == "cga"} == set(CHOICES)
+    assert {c for m, c in seen if m == "cga"} == set(PAPER.choices)
     assert {c for m, c in seen if m == "dpsgd"} == {"gradient", "evonorm"}, "it has no momentum"
 
 
 def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> None:
     cga = all_presets()["fashion_mnist/lenet5/ring/10/cga"]
-    run, printed = cga.experiment(), cga.experiment("as-printed")
+    run, printed = cga.usual, cga.experiment(Form("as-printed"))
     names = ("as-run-but-floor,scale", "as-run-but-scale,floor")
     one, other = (campaign.jobs([cga], Order(variant=name), Path("o"))[0] for name in names)
     assert one == other
@@ -137,8 +138,8 @@ def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> No
     assert both == {"qp_floor": 0.0, "qp_scale": "none"}
     assert one.experiment.algorithm == build("cga", run.algorithm.settings() | both)
     every = "as-run-but-gradient,momentum,floor,scale,scope"
-    assert cga.experiment(every).algorithm == printed.algorithm != run.algorithm
-    assert collect.parse_form(f"{names[1]}-8-epochs-0.5-data") == (names[0], Reduction(8, 0.5))
+    assert cga.experiment(Form(every)).algorithm == printed.algorithm != run.algorithm
+    assert parse_form(PAPER, f"{names[1]}-8-epochs-0.5-data") == Form(names[0], 8, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_several_choices_as_printed_in_whatever_order_are_one_experiment() -> No
 )
 def test_wrong_variants_are_refused(variant: str, words: str) -> None:
     with pytest.raises(BadValue, match=words):
-        all_presets()["fashion_mnist/lenet5/ring/10/cga"].experiment(variant)
+        all_presets()["fashion_mnist/lenet5/ring/10/cga"].experiment(Form(variant))
 
 
 def test_hyper_parameters_of_some_cells() -> None:
@@ -165,8 +166,8 @@ def test_hyper_parameters_of_some_cells() -> None:
     assert (cga.lr, cga.lr_decay, cga.model_options) == (0.01, "step", {"evonorm": "hard-swish"})
     torus = known["cifar10/cnn5/torus/20/ngc-alpha0"]
     assert torus.experiment().topology == "circulant:1,5"
-    assert torus.experiment("as-printed").topology == "torus"
-    assert torus.experiment("as-printed").model_options == {"evonorm": "s0"}
+    assert torus.experiment(Form("as-printed")).topology == "torus"
+    assert torus.experiment(Form("as-printed")).model_options == {"evonorm": "s0"}
     assert torus.experiment().algorithm.alpha == 0  # type: ignore[attr-defined]
     text = known["ag_news/bert-mini/ring/8/ngc"].experiment()
     decay = parley.schedule.parse_schedule(text.lr_decay)
@@ -176,20 +177,20 @@ def test_hyper_parameters_of_some_cells() -> None:
 
 
 def test_figures_are_made_of_presets() -> None:
-    lines = {line for figure in figures().values() for line in figure.lines.values()}
+    lines = {line for figure in PAPER.pictures.values() for line in figure.lines.values()}
     assert lines == {name for name in all_presets() if name.startswith("figures/")}
     norms = all_presets()["figures/methods/10/cga"]
     assert norms.experiment().bias_norms == "run"
-    assert norms.experiment("as-printed").bias_norms == "printed"
+    assert norms.experiment(Form("as-printed")).bias_norms == "printed"
     assert norms.experiment().lr_decay == "exponential:0.981"
-    sweep = [all_presets()[f"figures/alpha/10/{a}"].hyper["gamma"] for a in ("0", "0.5", "1")]
+    sweep = [all_presets()[f"figures/alpha/10/{a}"].own["gamma"] for a in ("0", "0.5", "1")]
     assert sweep == [1.0, 0.5, 0.25]
 
 
-@pytest.mark.parametrize("name", [n for n in costs.SHAPES if n != "digits"])
+@pytest.mark.parametrize("name", list(PAPER.data))
 def test_presets_name_options_that_the_networks_have(name: str) -> None:
-    for preset in (p for p in all_presets().values() if p.data == name):
-        assert set(preset.experiment().model_options) <= set(models.options(preset.model))
+    for preset in (p for p in all_presets().values() if p.usual.data == name):
+        assert set(preset.usual.model_options) <= set(models.options(preset.usual.model))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_presets_name_options_that_the_networks_have(name: str) -> None:
 )
 def test_wrong_names_are_met_with_the_nearest(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(BadValue, match=words):
-        select(*arguments)
+        select(PAPER, *arguments)
 
 
 def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
@@ -214,22 +215,21 @@ def test_reduced_runs_are_other_experiments_in_other_folders() -> None:
     assert "8 of 100 epochs" in short.label
     assert set(short.experiment.same_as(whole.experiment)) == {"evaluate_every"}
     assert (short.experiment.epochs, whole.experiment.epochs) == (8, 100)
-    assert not preset.reduced(100, 1.0)
+    assert preset.form("", 100, 1.0) == Form("as-run")
     with pytest.raises(BadValue, match="1 to 100"):
-        preset.experiment(reduction=Reduction(200))
-    with pytest.raises(BadValue, match="above 0 and below 1"):
-        preset.experiment(reduction=Reduction(None, 1.5))
+        preset.form("", 200, None)
+    with pytest.raises(BadValue, match="above 0, at most 1"):
+        preset.form("", None, 1.5)
     curve = all_presets()["figures/iid/5/ring"]
-    decay = parley.schedule.parse_schedule(curve.experiment(reduction=Reduction(30)).lr_decay)
+    decay = parley.schedule.parse_schedule(curve.experiment(Form("", 30)).lr_decay)
     assert decay.factor(30, 1, 30) == pytest.approx(0.981**300, rel=1e-3)
 
 
-@pytest.mark.skipif("fraction" not in Experiment.model_fields, reason="no such field yet")
 def test_a_fraction_of_the_data_is_an_option() -> None:
     preset = all_presets()["fashion_mnist/lenet5/ring/10/ngc"]
     job = campaign.jobs([preset], Order(fraction=0.1), Path("o"))[0]
     assert job.out.parent.name == "as-run-0.1-data"
-    assert collect.parse_form("as-run-0.1-data") == ("as-run", Reduction(None, 0.1))
+    assert parse_form(PAPER, "as-run-0.1-data") == Form("as-run", None, 0.1)
 
 
 # What it costs
@@ -240,7 +240,7 @@ def test_costs_follow_samples_and_gradients() -> None:
     ngc, dpsgd = (known[f"cifar10/cnn5/torus/20/{m}"] for m in ("ngc", "dpsgd"))
     assert costs.gradients(dpsgd) == 100 * 50_000
     assert costs.gradients(ngc) == 5 * costs.gradients(dpsgd)
-    assert costs.gradients(ngc, reduction=Reduction(10, 0.1)) == costs.gradients(ngc) / 100
+    assert costs.gradients(ngc, Form("", 10, 0.1)) == costs.gradients(ngc) / 100
     assert costs.hours(ngc, 1000.0) == pytest.approx(
         (costs.gradients(ngc) + costs.evaluations(ngc) / 3) / 3.6e6
     )
@@ -253,10 +253,11 @@ def test_calibration_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not calibration.known(preset)
     calibration.measure(preset)
     speed = costs.Calibration().speed(preset)
-    assert speed.per_second > 0 and speed.here and speed == calibration.speed(preset)
+    assert speed and speed.per_second > 0 and speed.here and speed == calibration.speed(preset)
     # Other kernels have another speed.
     monkeypatch.setattr(kernels, "identity", lambda: "kernels-of-tomorrow")
-    assert not costs.Calibration().known(preset) and not costs.Calibration().speed(preset).here
+    recorded = costs.Calibration().speed(preset)
+    assert not costs.Calibration().known(preset) and recorded and not recorded.here
 
 
 def test_every_network_has_a_recorded_speed() -> None:
@@ -264,9 +265,9 @@ def test_every_network_has_a_recorded_speed() -> None:
     assert f"{record['machine']['cpu']}, {record['machine']['vectors']}" == costs.RECORDED_ON
     for preset in all_presets().values():
         speed = costs.Calibration().speed(preset)
-        assert speed.machine == costs.RECORDED_ON and not speed.here
-        if preset.group in record["blocks"]:
-            assert speed.per_second == record["blocks"][preset.group]["speed"]
+        assert speed and speed.machine == costs.RECORDED_ON and not speed.here
+        if preset.setting in record["blocks"]:
+            assert speed.per_second == record["blocks"][preset.setting]["speed"]
 
 
 def test_a_network_is_timed_with_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +275,7 @@ def test_a_network_is_timed_with_whole_batches(monkeypatch: pytest.MonkeyPatch) 
     preset, tried = all_presets()["cifar10/resnet20/ring/10/ngc"], []
     monkeypatch.setattr(costs, "_trial", lambda preset, batch, agents: batch)
     monkeypatch.setattr(costs, "_of_one_gradient", lambda batch: tried.append(batch) or batch / 0.2)
-    assert costs.measured_speed(preset) == preset.batch / 0.2 == 160 and tried == [8, 32]
+    assert costs.measured_speed(preset) == 32 / 0.2 and tried == [8, 32]
 
 
 def test_the_list_names_every_group_and_measures_only_on_request(
@@ -282,10 +283,10 @@ def test_the_list_names_every_group_and_measures_only_on_request(
 ) -> None:
     timed: list[str] = []
     monkeypatch.setattr(
-        costs, "measured_speed", lambda preset: timed.append(preset.model) or 12345.0
+        costs, "measured_speed", lambda preset: timed.append(preset.usual.model) or 12345.0
     )
     shown = command().stdout
-    assert not timed and all(p.group in shown for p in all_presets().values())
+    assert not timed and all(p.setting in shown for p in all_presets().values())
     assert f"Times are estimates, recorded on one core of {costs.RECORDED_ON};" in plain(shown)
     listed = ("fashion_mnist", "--agents", "10", "--out", str(tmp_path), "--list")
     rows = json.loads(command(*listed, "--json").stdout)
@@ -302,11 +303,11 @@ def plain(text: str) -> str:
 
 
 def test_in_a_pipe_the_plan_comes_first_and_then_the_runs(
-    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(costs, "recorded_speeds", lambda: {"logistic 1x8x8": 1.0})  # hours of it
-    monkeypatch.setattr(cli, "select", lambda *_: small[:2])
-    shown = command("digits", "--parallel", "1", "--out", str(tmp_path / "out"))
+    monkeypatch.setitem(costs.RECORDED, "logistic 1x8x8", 1.0)  # hours of it
+    name = (str(small.file), "digits/logistic/ring/4")
+    shown = command(*name, "--parallel", "1", "--out", str(tmp_path / "out"))
     assert shown.exit_code == 0, shown.exception
     said = plain(shown.stderr)
     plan, began = said.index("2 runs left, 1 at a time: about"), said.index("seed 0: accuracy")
@@ -331,69 +332,52 @@ def test_a_terminal_is_asked_before_hours_begin(tmp_path: Path) -> None:
 
 def test_a_seed_at_chance_level_is_marked() -> None:
     none, some = results_of("dpsgd", as_run=[10.0, 10.4]), results_of("ngc", as_run=[87.2, 10.0])
-    assert none[0].chance_note == "at chance level (10 %)"
-    assert some[0].chance_note == "seed 1 at chance level (10 %)"
-    assert not results_of("cga", as_run=[11.5])[0].chance_note
-    found = collect.Found([*none, *some])
-    page = report.markdown(found, {})
-    assert "| at chance level (10 %) |" in page and "| seed 1 at chance level (10 %) |" in page
-    shown = str([table.notes for table in report.tables(found)])
-    assert "D-PSGD: at chance level (10 %)" in shown
-    kept = json.loads(report.as_json(found))["results"]
+    assert none[0].remarks == ["at chance level (10 %)"]
+    assert some[0].remarks == ["seed 1 at chance level (10 %)"]
+    assert not results_of("cga", as_run=[11.5])[0].remarks
+    found = collect.Found(PAPER, [*none, *some])
+    text = page.markdown(found, {})
+    assert "| at chance level (10 %) |" in text and "| seed 1 at chance level (10 %) |" in text
+    kept = json.loads(page.as_json(found))["results"]
     assert [row["at_chance"] for row in kept] == [[0, 1], [1]]
 
 
 # Running, packing, reporting: on digits, which take seconds
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> list[Preset]:
-    """Two cells of a table that the paper could have had."""
-    made = {}
-    for method, paper in (("dpsgd", 50.0), ("ngc", 90.0)):
-        name = f"digits/logistic/ring/4/{method}"
-        hyper = {"gamma": 1.0, "momentum": 0.0} | ({"alpha": 1.0} if method == "ngc" else {})
-        made[name] = Preset(
-            name, "datasets", "digits", "logistic", "ring", 4, method, "skew:1",
-            epochs=4, batch=32, lr=0.1, lr_decay="step", hyper=hyper, paper=Paper(paper, 2.0),
-        )  # fmt: skip
-    curve = Preset(
-        "figures/non-iid/5/ring", "figures", "digits", "logistic", "ring", 4, "ngc", "skew:1",
-        epochs=4, batch=32, lr=0.1, lr_decay="step", hyper={}, bias_norms=True,
-    )  # fmt: skip
-    known = {**made, curve.name: curve}
-    monkeypatch.setitem(SAMPLES, "digits", 1437)
-    monkeypatch.setitem(costs.SHAPES, "digits", (1, 8, 8))
-    monkeypatch.setattr(presets, "presets", lambda: known)
-    monkeypatch.setattr(collect, "presets", lambda: known)
-    monkeypatch.setattr(cli, "presets", lambda: known)
-    return list(known.values())
-
-
-def finish(chosen: list[Preset], out: Path, **order: Any) -> dict[str, list[Any]]:
+def finish(chosen: list[Cell], out: Path, **order: Any) -> dict[str, list[Any]]:
     return campaign.run(campaign.jobs(chosen, Order(**order), out), 1, out)
 
 
 def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
-    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "results"
-    became = finish(small, out, seeds=2)
+    became = finish(small.cells, out, seeds=2)
     assert len(became["done"]) == 6
-    finish(small[:1], out, epochs=2)
+    finish(small.cells[:1], out, epochs=2)
     summaries = {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)}
     assert len(summaries) == 7
-    monkeypatch.setattr(costs, "recorded_speeds", lambda: {"logistic 1x8x8": 1000.0})
-    monkeypatch.setattr(cli, "select", lambda *_: small[:2])
-    listed = ("digits", "--seeds", "3", "--parallel", "1", "--out", str(out), "--list")
+    monkeypatch.setitem(costs.RECORDED, "logistic 1x8x8", 1000.0)
+    listed = (
+        str(small.file),
+        "digits",
+        "--seeds",
+        "3",
+        "--parallel",
+        "1",
+        "--out",
+        str(out),
+        "--list",
+    )
     assert "2 runs left, 1 at a time: about" in command(*listed).stdout
     assert [row["done"] for row in json.loads(command(*listed, "--json").stdout)] == [2, 2]
-    finish(small, out, seeds=2)
+    finish(small.cells, out, seeds=2)
     assert {p: p.stat().st_mtime_ns for p in out.rglob(SUMMARY)} == summaries
 
-    found = collect.collect(out)
+    found = collect.collect(small.study, out)
     assert not found.refused
-    whole = {r.preset.name: r for r in found.results if not r.mark}
+    whole = {r.cell.name: r for r in found.results if not r.mark}
     ngc = whole["digits/logistic/ring/4/ngc"]
     records = [RunFolder(j.out).records()[-1] for j in became["done"] if "4/ngc" in j.label]
     mean = 50 * sum(r["accuracy_mean_model"] for r in records)
@@ -401,49 +385,53 @@ def test_runs_are_skipped_when_done_and_reported_beside_the_paper(
     assert ngc.deviation("accuracy_mean_model") == pytest.approx((mean - 90) / 2)
     (reduced,) = [r for r in found.results if r.mark]
     assert reduced.mark == "2 of 4 epochs" and reduced.share == 0.5
-    drawn = [(r.preset.method, r.mark) for r in pictures._fullest(found.results)]
+    drawn = [(r.cell.method, r.mark) for r in pictures.fullest(found.results[:4])]
     assert drawn == [("dpsgd", ""), ("ngc", "")]
-    assert pictures._fullest([reduced]) == [reduced]
+    assert pictures.fullest([reduced]) == [reduced]
 
     # The copy has all that the report needs, and none of what it does not.
     small_out = tmp_path / "kept"
     assert len(campaign.pack(out, small_out)) == 7
     assert campaign.pack(out, small_out) == []
     assert not list(small_out.rglob("checkpoint"))
-    assert report.as_json(collect.collect(small_out)) == report.as_json(found)
+    assert page.as_json(collect.collect(small.study, small_out)) == page.as_json(found)
 
-    shown = command("report", "--out", str(small_out), "--markdown", str(tmp_path / "page.md"))
-    assert shown.exit_code == 0, shown.output
-    page = (tmp_path / "page.md").read_text()
-    assert "reduced: 2 of 4 epochs" in page and "90.00 ± 2.00" in page
+    shown = command(
+        *(str(small.file), "--report", "--out", str(small_out)),
+        *("--markdown", str(tmp_path / "page.md"), "--pictures", str(tmp_path / "pictures")),
+    )
+    assert shown.exit_code == 0, shown.exception
+    text = (tmp_path / "page.md").read_text()
+    assert "reduced: 2 of 4 epochs" in text and "90.00 ± 2.00" in text
     # One table for the dataset; a group of compared methods is named in its first row.
-    cells = [
-        [c.strip() for c in line.split("|")[1:-1]] for line in page.splitlines() if "| " in line
+    lines = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines() if "| " in line
     ]
-    assert [row[:3] for row in cells if row[2] in ("50.00 ± 2.00", "90.00 ± 2.00")] == [
+    assert [row[:3] for row in lines if row[2] in ("50.00 ± 2.00", "90.00 ± 2.00")] == [
         ["digits/logistic/ring/4", "D-PSGD", "50.00 ± 2.00"],
         ["", "NGC", "90.00 ± 2.00"],
         ["", "D-PSGD", "50.00 ± 2.00"],
     ]
-    again = [line for line in page.splitlines() if line.startswith("parley reproduce")]
-    assert again == [
-        "parley reproduce digits/logistic/ring/4 --methods dpsgd,ngc --seeds 2",
-        "parley reproduce digits/logistic/ring/4 --methods dpsgd --seeds 1 --epochs 2",
+    again = [line for line in text.splitlines() if line.startswith("parley reproduce")]
+    assert [line.removeprefix(f"parley reproduce {small.file} ") for line in again] == [
+        "digits/logistic/ring/4 --seeds 2",
+        "digits/logistic/ring/4 --methods dpsgd --seeds 1 --epochs 2",
+        "figures/non-iid/5 --seeds 2",
     ]
-    for line in page.splitlines():
+    for line in text.splitlines():
         if line.startswith("!["):
             assert (tmp_path / line.partition("(")[2].rstrip(")")).exists()
     assert (tmp_path / "pictures" / "figures-epsilon-5.png").exists()
-    assert "digits/logistic/ring/4, reduced: 2 of 4 epochs" in shown.stdout
+    assert "reduced" in shown.stdout
 
 
-def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) -> None:
-    ngc = small[1:2]
+def test_what_a_choice_does_is_shown_apart(small: Small, tmp_path: Path) -> None:
+    ngc = small.cells[1:2]
     finish(ngc, tmp_path, epochs=2, seeds=2)
     finish(ngc, tmp_path, epochs=2, variant="as-run-but-gradient")
     finish(ngc, tmp_path, variant="as-run-but-gradient")  # with nothing to stand beside
-    found = collect.collect(tmp_path)
-    ends = {r.variant: r.ends[0] for r in found.results if r.reduction}
+    found = collect.collect(small.study, tmp_path)
+    ends = {r.form.variant: r.runs[0][-1] for r in found.results if r.form.epochs}
     (run, mean), (printed, other) = (
         [100 * ends[variant][name] for name in ("accuracy_after_gossip", "accuracy_mean_model")]
         for variant in ("as-run", "as-run-but-gradient")
@@ -451,31 +439,31 @@ def test_what_a_choice_does_is_shown_apart(small: list[Preset], tmp_path: Path) 
     figures = [f"{run:.2f}", f"{printed:.2f}", f"{printed - run:+.2f}", f"{other - mean:+.2f}"]
     note = "one seed: no claim, 2 of 4 epochs"
     name = "digits/logistic/ring/4/ngc"
-    assert report.ablation_rows(found.results) == [[name, "gradient", *figures, "1", note]]
-    page = report.markdown(found, {})
-    assert f"| gradient | {run:.2f} | {printed:.2f} |" in page
-    assert "gradient as printed" not in page, "the paper's table is without it"
-    assert "In words" not in page and "Inconclusive" not in page
+    assert page.ablation_table(found.results).rows == [[name, "gradient", *figures, "1", note]]
+    text = page.markdown(found, {})
+    assert f"| gradient | {run:.2f} | {printed:.2f} |" in text
+    assert "gradient as printed" not in text, "the paper's table is without it"
+    assert "In words" not in text and "Inconclusive" not in text
     options = "--methods ngc --seeds 1 --variant as-run-but-gradient --epochs 2"
-    assert f"\nparley reproduce digits/logistic/ring/4 {options}\n" in page
+    assert f"\nparley reproduce {small.file} digits/logistic/ring/4 {options}\n" in text
 
     # Seed by seed: of what only one side has finished, nothing is shown.
     beside = campaign.jobs(ngc, Order(epochs=2), tmp_path)[0].out
     (beside / SUMMARY).unlink()
-    assert report.ablation_rows(collect.collect(tmp_path).results) == []
+    assert page.ablation_table(collect.collect(small.study, tmp_path).results).rows == []
 
 
-def results_of(method: str, **accuracies: list[float]) -> list[collect.PresetResult]:
+def results_of(method: str, **accuracies: list[float]) -> list[collect.Result]:
     """Runs of Fashion-MNIST with ten agents that ended with these accuracies, seed by seed."""
     preset = all_presets()[f"fashion_mnist/lenet5/ring/10/{method}"]
     made = []
     for variant, values in accuracies.items():
         ends = {
-            seed: [{"epoch": 100, "step": 18800} | dict.fromkeys(collect.ACCURACIES, value / 100)]
+            seed: [{"epoch": 100, "step": 18800} | dict.fromkeys(PAPER.table.columns, value / 100)]
             for seed, value in enumerate(values)
         }
         name = "as-run" + f"-but-{variant.replace('_', ',')}" * (variant != "as_run")
-        made.append(collect.PresetResult(preset, name, Reduction(), ends))
+        made.append(collect.Result(preset, Form(name), ends))
     return made
 
 
@@ -498,7 +486,7 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
         floor_scale=[66.0, 64.0, 67.5, 66.5, 64.0],
         scope=[99.0],
     )
-    rows = {row[1]: row[2:] for row in report.ablation_rows(results)}
+    rows = {row[1]: row[2:] for row in page.ablation_table(results).rows}
     assert {choice: row[-1] for choice, row in rows.items()} == {
         "floor": "**lower**",
         "scale": "inconclusive",
@@ -510,13 +498,13 @@ def test_only_what_stands_outside_its_interval_is_claimed() -> None:
     # The sixth seed has nothing to stand beside, so that it is not in the mean either.
     assert rows["floor"][:3] == ["71.00", "59.00", "-12.00 ± 0.62"]
     assert rows["floor and scale"][:2] == ["71.00", "65.60"]
-    claims = report.ablation_claims(results)
+    claims = page.ablation_claims(results)
     where = "(fashion_mnist/lenet5/ring/10)"
     assert claims[0] == f"- CGA, floor as printed: 12.0 points lower, 11.4 to 12.6 {where}"
     assert any("- CGA, floor as printed, where scale is as printed too: " in c for c in claims)
     assert claims[-1] == "- Inconclusive: CGA, scale as printed"
     assert len(claims) == 5 and not any("scope" in claim for claim in claims)
-    told = json.loads(report.as_json(collect.Found(results)))["ablations"]
+    told = json.loads(page.as_json(collect.Found(PAPER, results)))["ablations"]
     assert {a["seeds"]: a["interval"] is None for a in told} == {5: False, 1: True}
 
 
@@ -531,103 +519,94 @@ def test_an_order_is_claimed_only_outside_the_spread_of_seeds() -> None:
         }.items()
         for result in results_of(method, as_run=values)
     ]
-    rows = report.order_rows([*results, *results_of("compngc", as_run=[80.0])])
+    rows = page.order_table([*results, *results_of("compngc", as_run=[80.0])]).rows
     assert [(row[1], row[2], row[-1]) for row in rows] == [
         ("D-PSGD", "CompCGA", "**the other way round**"),
         ("CompCGA", "NGC", "as in the paper"),
         ("NGC", "CGA", "inconclusive"),
     ]
-    assert report.order_claims(results) == [
+    assert page.order_claims(results) == [
         "- fashion_mnist/lenet5/ring/10: of 6 pairs of methods, 4 are in the paper's order, 1 the "
         "other way round, 1 inconclusive; with at least 3 seeds and corrected for the number of "
         "pairs (Holm), 4 and 1 remain"
     ]
-    assert report.order_rows(results_of("cga", as_run=[80.0])) == []
+    assert page.order_table(results_of("cga", as_run=[80.0])).rows == []
 
 
 def test_a_page_keeps_what_stands_around_the_report(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.write_markdown(page, "new")
-    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
-    page.write_text("by hand\n")
+    document, found = tmp_path / "page.md", collect.Found(PAPER, results_of("ngc", as_run=[80.0]))
+    document.write_text(f"before ![](b.png)\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    page.write_markdown(document, found, {"a": "a.png", "b": "b.png"})
+    written = document.read_text()
+    assert written.startswith(f"before ![](b.png)\n{page.BEGIN}\n{PAPER.about.strip()}")
+    assert written.endswith(f"\n{page.END}\nafter\n") and "old" not in written
+    assert "![a](a.png)" in written and written.count("b.png") == 1, "it is there already"
+    document.write_text("by hand\n")
     with pytest.raises(BadValue, match="a new file, or one with the lines"):
-        report.write_markdown(page, "new")
-    assert page.read_text() == "by hand\n"
+        page.write_markdown(document, found, {})
+    assert document.read_text() == "by hand\n"
 
 
-def test_interrupted_runs_continue(small: list[Preset], tmp_path: Path) -> None:
-    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
-    finish(small[:1], tmp_path)
+def test_interrupted_runs_continue(small: Small, tmp_path: Path) -> None:
+    job = campaign.jobs(small.cells[:1], Order(), tmp_path)[0]
+    finish(small.cells[:1], tmp_path)
     whole = RunFolder(job.out).records()
     (job.out / SUMMARY).unlink()
     assert campaign.state(job) == "begun"
-    assert collect.collect(tmp_path).results[0].unfinished == ["seed 0 at epoch 4"]
-    finish(small[:1], tmp_path)
+    assert collect.collect(small.study, tmp_path).results[0].unfinished == ["seed 0 at epoch 4"]
+    finish(small.cells[:1], tmp_path)
     again = RunFolder(job.out).records()
     assert [r["loss"] for r in again] == [r["loss"] for r in whole]
 
 
-@dataclass(frozen=True)
-class Growing(Preset):
-    """Its models grow by a factor of a billion with every step."""
-
-    def experiment(
-        self, variant: str = "as-run", reduction: Reduction = WHOLE, **others: Any
-    ) -> Experiment:
-        return super().experiment(variant, reduction, weight_decay=1000.0, **others)
-
-
-def test_a_run_that_diverges_does_not_stop_the_others(
-    small: list[Preset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wild = Growing(**vars(small[0]) | {"lr": 1e6})
-    monkeypatch.setattr(collect, "presets", lambda: {p.name: p for p in (wild, small[1])})
-    became = finish([wild, small[1]], tmp_path)
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    """Models that grow by a factor of a billion with every step."""
+    text = TEXT.replace("runs.dpsgd = {", "runs.dpsgd = { lr = 1e6, weight_decay = 1000.0,")
+    few = Small(tmp_path, text)
+    wild, tame = few.cells[:2]
+    became = finish([wild, tame], tmp_path / "out")
     assert [j.label for j in became["failed"]] == [wild.name]
-    assert [j.label for j in became["done"]] == [small[1].name]
-    assert finish([wild], tmp_path)["failed"]  # it is not tried again
-    failed = collect.collect(tmp_path).results[0]
-    assert not failed.ends and "diverged" in failed.unfinished[0]
+    assert [j.label for j in became["done"]] == [tame.name]
+    assert finish([wild], tmp_path / "out")["failed"]  # it is not tried again
+    failed = collect.collect(few.study, tmp_path / "out").results[0]
+    assert not failed.runs and "diverged" in failed.unfinished[0]
 
 
-def test_a_run_that_another_process_is_at_has_not_failed(
-    small: list[Preset], tmp_path: Path
-) -> None:
-    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+def test_a_run_that_another_process_is_at_has_not_failed(small: Small, tmp_path: Path) -> None:
+    job = campaign.jobs(small.cells[:1], Order(), tmp_path)[0]
     folder = RunFolder(job.out)
     folder.open(job.experiment, resume=False)
     with status.held(folder.path) as locked:
         assert locked
         with pytest.raises(ParleyError, match="another process is using"):
-            finish(small[:1], tmp_path)
+            finish(small.cells[:1], tmp_path)
         assert campaign.state(job) == "begun"
-    assert finish(small[:1], tmp_path)["done"]
+    assert finish(small.cells[:1], tmp_path)["done"]
 
 
 def test_folders_of_other_experiments_and_versions_are_left_alone(
-    small: list[Preset], tmp_path: Path
+    small: Small, tmp_path: Path
 ) -> None:
-    finish(small[:1], tmp_path)
-    job = campaign.jobs(small[:1], Order(), tmp_path)[0]
+    finish(small.cells[:1], tmp_path)
+    job = campaign.jobs(small.cells[:1], Order(), tmp_path)[0]
     toml = (job.out / EXPERIMENT).read_text()
     before = sorted(p.name for p in job.out.iterdir())
 
     (job.out / EXPERIMENT).write_text(toml.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(ParleyError, match=r"holds a different experiment .* differ in lr"):
-        finish(small[:1], tmp_path)
-    assert "differ in lr" in collect.collect(tmp_path).refused[0]
+        finish(small.cells[:1], tmp_path)
+    assert "differ in lr" in collect.collect(small.study, tmp_path).refused[0]
 
     (job.out / EXPERIMENT).write_text(toml + "\n[future]\nwarp = 9\n")
     with pytest.raises(ParleyError, match=r"not a valid experiment: .*future"):
-        finish(small[:1], tmp_path)
+        finish(small.cells[:1], tmp_path)
 
     (job.out / EXPERIMENT).write_text(toml)
     (job.out / SUMMARY).unlink()
     environment = parse_json((job.out / ENVIRONMENT).read_text())
     (job.out / ENVIRONMENT).write_text(json.dumps(environment | {"parley": "0.0.0"}))
     with pytest.raises(ParleyError, match=r"started by parley 0\.0\.0, but this is"):
-        finish(small[:1], tmp_path)
+        finish(small.cells[:1], tmp_path)
     assert sorted([*(p.name for p in job.out.iterdir()), SUMMARY]) == before
 
 
@@ -647,21 +626,21 @@ def test_folders_of_other_experiments_and_versions_are_left_alone(
     ],
 )
 def test_a_finished_run_with_damaged_records_is_left_out_and_the_other_seeds_stay(
-    damage: Callable[[list[str]], list[str]], reason: str, small: list[Preset], tmp_path: Path
+    damage: Callable[[list[str]], list[str]], reason: str, small: Small, tmp_path: Path
 ) -> None:
-    finish(small[:1], tmp_path, seeds=2)
-    jobs = campaign.jobs(small[:1], Order(seeds=2), tmp_path)
+    finish(small.cells[:1], tmp_path, seeds=2)
+    jobs = campaign.jobs(small.cells[:1], Order(seeds=2), tmp_path)
     path = jobs[1].out / RECORDS
     lines = [json.dumps(record) for record in RunFolder(jobs[1].out).records()]  # no checksums
     path.write_text("\n".join(damage(lines)) + "\n")
-    found = collect.collect(tmp_path)
+    found = collect.collect(small.study, tmp_path)
     [result], [refused] = found.results, found.refused
     assert list(result.runs) == [0]
     assert refused.startswith(f"{jobs[1].out}: ") and re.search(reason, refused)
 
 
-def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None:
-    finish(small[:1], tmp_path / "out")
+def test_packing_overwrites_nothing(small: Small, tmp_path: Path) -> None:
+    finish(small.cells[:1], tmp_path / "out")
     campaign.pack(tmp_path / "out", tmp_path / "kept")
     (kept,) = find_runs(tmp_path / "kept")
     (kept / "records.jsonl").write_text("{}\n")
@@ -672,11 +651,9 @@ def test_packing_overwrites_nothing(small: list[Preset], tmp_path: Path) -> None
         campaign.pack(tmp_path / "out", tmp_path / "out" / "kept")
 
 
-def test_what_an_older_version_has_packed_is_still_the_same(
-    small: list[Preset], tmp_path: Path
-) -> None:
+def test_what_an_older_version_has_packed_is_still_the_same(small: Small, tmp_path: Path) -> None:
     """Its experiment lacks the fields that have come since."""
-    finish(small[:1], tmp_path / "out")
+    finish(small.cells[:1], tmp_path / "out")
     campaign.pack(tmp_path / "out", tmp_path / "kept")
     (kept,) = find_runs(tmp_path / "kept")
     lines = (kept / EXPERIMENT).read_text().splitlines(keepends=True)
@@ -692,7 +669,7 @@ def test_an_absent_dataset_is_found_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("PARLEY_DATA_ROOT", raising=False)
-    chosen = select("fashion_mnist", 10, ["dpsgd"])
+    chosen = select(PAPER, "fashion_mnist", 10, ["dpsgd"])
     with pytest.raises(BadValue, match="data: "):
         finish(chosen, tmp_path / "out", data_root=str(tmp_path / "nowhere"))
     assert not (tmp_path / "out").exists()
@@ -718,11 +695,12 @@ def test_bad_input_is_one_line(arguments: list[str], words: str) -> None:
 
 def test_a_method_has_the_same_colour_whichever_others_are_shown() -> None:
     records = [[{"epoch": 1, "accuracy_own": 0.5}, {"epoch": 2, "accuracy_own": 0.6}]]
-    own, y = field_of("accuracy_own"), {"name": "own"}
+    own, y, slots = field_of("accuracy_own"), Axis("own"), pictures.slots(PAPER)
     both, one = (
-        line_chart("", dict.fromkeys(names, records), own, y, slots=pictures.SLOTS)
+        line_chart("", dict.fromkeys(names, records), own, y, slots=slots)
         for names in (("D-PSGD", "NGC"), ("NGC",))
     )
     assert both and one
-    assert both["series"][1]["slot"] == one["series"][0]["slot"] == pictures.SLOTS["NGC"]
-    assert len(set(pictures.SLOTS.values())) == len(pictures.SLOTS)
+    colours = [mark.colour for chart in (both, one) for mark in chart.marks]
+    assert colours[1] == colours[2] == slots["NGC"]
+    assert len(set(slots.values())) == len(slots)

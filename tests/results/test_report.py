@@ -19,9 +19,8 @@ from parley.errors import ParleyError
 from parley.experiment import Experiment
 from parley.files import lines_of, parse_json
 from parley.measures import KNOWN
-from parley.reproduce import cell as paper
-from parley.reproduce.preset import Reduction
-from parley.reproduce.presets import presets
+from parley.reproduce.cells import Form, cells, find_cell
+from parley.reproduce.study import named
 from parley.results import sections as charts
 from parley.results import static_charts
 from parley.results.curves import POINTS
@@ -253,18 +252,18 @@ def test_long_curves_are_thinned_and_keep_their_end(tmp_path: Path) -> None:
 
 
 def test_the_papers_figures_stand_beside_ours(tmp_path: Path) -> None:
-    preset = presets()["fashion_mnist/lenet5/ring/10/ngc"]
-    for name, reduction in (("whole", Reduction()), ("short", Reduction(epochs=10))):
-        experiment = preset.experiment(reduction=reduction, evaluate_every=1)
+    preset = cells(named("paper"))["fashion_mnist/lenet5/ring/10/ngc"]
+    for name, form in (("whole", Form()), ("short", Form(epochs=10))):
+        experiment = preset.experiment(form, evaluate_every=1)
         folder = tmp_path / name
         folder.mkdir()
         (folder / "experiment.toml").write_text(experiment.to_toml())
         record = {"epoch": 1, "step": 188, "accuracy_after_gossip": 0.8774}
         (folder / "records.jsonl").write_text(json.dumps(record) + "\n")
-    text = report_page(groups_of(tmp_path), published=paper.find_cell)
+    text = report_page(groups_of(tmp_path), published=find_cell)
     assert text.count("<td>87.24 ± 0.23</td><td>+0.50</td>") == 2
-    assert f"reduced: 10 of {preset.epochs} epochs" in text
-    assert paper.find_cell(preset.experiment(lr=0.123)) is None
+    assert f"reduced: 10 of {preset.usual.epochs} epochs" in text
+    assert find_cell(preset.experiment(lr=0.123)) is None
 
 
 # --- the page and the pictures -------------------------------------------------------------------
