@@ -196,7 +196,12 @@ def test_commands_in_pages_are_understood(page: Path, words: list[str]) -> None:
         assert (ROOT / arguments[0]).is_file()
     else:
         assert words[:2] == ["pip", "install"], f"{words} in {page.name} is not checked by any test"
-        assert words[2:] == ["-c", "constraints.txt", "."] and (ROOT / "constraints.txt").exists()
+        assert words[2:4] == ["-c", "constraints.txt"] and (ROOT / "constraints.txt").is_file()
+        [where] = words[4:]
+        folder, _, extras = where.removesuffix("]").partition("[")
+        with (ROOT / "pyproject.toml").open("rb") as file:
+            known = tomllib.load(file)["project"]["optional-dependencies"]
+        assert folder == "." and {*extras.split(",")} <= {"", *known}
 
 
 def understand_torchrun(arguments: list[str]) -> None:
