@@ -349,8 +349,8 @@ def select(
 
 
 def with_methods(study: Study, given: str | None) -> tuple[Study, list[str] | None]:
-    """The study with the methods that a command names, and their names. Where all settings have
-    the same methods, any algorithm can take part, as for ``parley compare --algorithms``."""
+    """The study with the methods that a command names among its own, and their names. Where all
+    settings have the same methods, any algorithm can take part, as for ``parley compare``."""
     names = [name.strip() for name in given.split(",")] if given is not None else None
     open_ = not any(setting.runs for setting in study.settings.values())
     known = names is None or not open_ or all(name in study.methods for name in names)
@@ -361,7 +361,8 @@ def with_methods(study: Study, given: str | None) -> tuple[Study, list[str] | No
         raise BadValue("methods", double, "each method once", why)
     if known:
         return study, names
-    return study.model_copy(update={"methods": {k: MethodEntry(algorithm=k) for k in keys}}), keys
+    more = {key: MethodEntry(algorithm=key) for key in keys}
+    return study.model_copy(update={"methods": study.methods | more}), keys
 
 
 def _begins(name: str, wanted: str) -> bool:

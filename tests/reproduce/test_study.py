@@ -59,7 +59,7 @@ def test_the_page_of_the_example_is_made_from_its_runs(done: Path) -> None:
     assert rows["method"] == ["chain", "ring", "full", "worst |"]
     ends = {}
     for graph in ("chain", "ring", "full"):
-        runs = sorted((out / "skewed" / f"skewed-ngc-{graph}" / "run").iterdir())
+        runs = sorted((out / "skewed" / "ngc" / graph / "run").iterdir())
         assert [run.name for run in runs] == ["seed-0", "seed-1"]
         ends[graph] = [100 * RunFolder(run).records()[-1]["accuracy_own"] for run in runs]
     means = {graph: statistics.fmean(of) for graph, of in ends.items()}
@@ -102,7 +102,13 @@ def test_more_seeds_of_some_runs_leave_the_others_alone(done: Path, tmp_path: Pa
 def test_another_algorithm_takes_part_where_all_settings_have_the_same(done: Path) -> None:
     study, names = with_methods(read(done), "qgm,ngc:alpha=0")
     assert names == ["qgm", "ngc:alpha=0"]
-    assert [cell.label for cell in select(study, "alike")][::3] == ["QGM", "NGC α=0"]
+    assert [cell.label for cell in select(study, "alike", None, names)][::3] == ["QGM", "NGC α=0"]
+    assert [cell.label for cell in select(study, "alike")][::3] == [
+        "D-PSGD",
+        "NGC",
+        "QGM",
+        "NGC α=0",
+    ]
     with pytest.raises(BadValue, match="did you mean 'dpsgd'"):
         select(named("paper"), "cifar10", methods=with_methods(named("paper"), "dpsg")[1])
 
