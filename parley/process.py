@@ -27,3 +27,17 @@ def loading(for_good: bool = False) -> Iterator[None]:
             gc.freeze()
         if collected:
             gc.enable()
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """How many threads torch splits an operation over: by default one, since more rarely pay off
+    and slow down whatever else the machine does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

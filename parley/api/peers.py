@@ -12,7 +12,7 @@ from torch import nn
 from parley import data as datasets
 from parley.api.runs import Result, result_of
 from parley.cluster.host import Host
-from parley.cluster.worker import Load, Watcher
+from parley.cluster.run import Load, Watcher
 from parley.compute.task import Loss
 from parley.data import Samples
 from parley.data.from_python import numbered

@@ -19,7 +19,7 @@ from parley import models
 from parley.algorithms import Algorithm
 from parley.cluster import launch
 from parley.cluster.rank import is_first
-from parley.cluster.worker import Load, Outcome, Watcher
+from parley.cluster.run import Load, Outcome, Watcher
 from parley.compute.losses import AUTO
 from parley.compute.task import Loss, Task
 from parley.errors import BadValue

@@ -9,8 +9,8 @@ import typer
 from parley import graphs as topologies
 from parley.cli.options import count, option, switch
 from parley.cli.screen import screen
-from parley.cluster.worker import threads
 from parley.errors import BadValue
+from parley.process import torch_threads
 from parley.reproduce import resources
 from parley.reproduce.cells import select
 from parley.reproduce.study import named
@@ -107,7 +107,7 @@ def show_theory(
     constants = bounds.Constants.of(rate, big_l, beta) if beta else None
     if picture:
         # With several threads, small matrices take many times as long on a busy machine.
-        with console.status("checking lemmas and rate on quadratics"), threads(1):
+        with console.status("checking lemmas and rate on quadratics"), torch_threads(1):
             draw_theory(picture)
     if json_:
         ends = {"lower": sizes.lower if beta else None, "upper": sizes.upper, "cap": sizes.cap}

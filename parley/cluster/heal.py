@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from parley import graphs as topologies
+from parley.fabric.board import Board
 from parley.graphs import Edge, Topology
 from parley.store import checkpoint
 from parley.store.journal import Journal, Written
@@ -64,9 +65,10 @@ class Position:
 class Recovery:
     """Continuing in a new generation from where its workers are."""
 
-    def __init__(self, run: Trainer, journal: Journal, before: Position) -> None:
+    def __init__(self, run: Trainer, journal: Journal, board: Board, before: Position) -> None:
         self.run = run
         self.journal = journal
+        self.board = board
         self.before = before
 
     def take_up(self) -> None:
@@ -74,7 +76,7 @@ class Recovery:
 
         One that has none, or none as recent as the last epoch on disk, takes a neighbour's.
         """
-        run, board, mine = self.run, self.journal.board, self.before
+        run, board, mine = self.run, self.board, self.before
         said = board.share("position", [mine.epoch, mine.step], tuple[int, int])
         epoch = max(0, *(e for e, _ in said))
         start = run.pace.end_of(epoch)
@@ -109,7 +111,7 @@ class Recovery:
 
     def _share_records(self, epochs: Sequence[int], epoch: int) -> None:
         """Gives every worker the records of the one furthest ahead; removes newer checkpoints."""
-        journal, board = self.journal, self.journal.board
+        journal, board = self.journal, self.board
         folder = journal.folder
         foremost = epochs.index(max(epochs))
         known = self.before.records or (folder.records() if folder else [])

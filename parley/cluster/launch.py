@@ -27,7 +27,8 @@ from parley import models
 from parley.cluster.host import Host
 from parley.cluster.join import Meeting, as_launched, local_store
 from parley.cluster.rank import started_by_launcher
-from parley.cluster.worker import Assignment, Load, Outcome, Watcher, unwatched, work
+from parley.cluster.run import Assignment, Load, Outcome, Watcher, alone, unwatched
+from parley.cluster.worker import work
 from parley.compute import choose, kernels, precision
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, ParleyError
@@ -86,7 +87,7 @@ def execute(
         valid = f"all {experiment.agents} agents, or torchrun on every host"
         raise BadValue("agents_here", ",".join(map(str, mine)), valid, "this is the only host")
     assignment = replace(assignment, mine=None)
-    return work(assignment, Meeting()) if world == 1 else _with_local_workers(assignment)
+    return alone(assignment) if world == 1 else _with_local_workers(assignment)
 
 
 def default_workers(experiment: Experiment, out: Path) -> int:

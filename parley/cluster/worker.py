@@ -10,39 +10,38 @@ with another (`parley.cluster.heal`).
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from parley.cluster import handshake
 from parley.cluster.heal import Position, Recovery, without
 from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
-from parley.data import standard
-from parley.data.tables import Form
-from parley.data.targets import held, held_names
-from parley.errors import BadValue, ParleyError
-from parley.experiment import Experiment
+from parley.cluster.run import (
+    Assignment,
+    Outcome,
+    describe,
+    follow,
+    holdings,
+    standardised,
+    unwatched,
+)
 from parley.fabric.base import WorkerLost, listed
 from parley.fabric.board import Board
-from parley.fabric.gloo import StoreLost
 from parley.fabric.messages import Count
 from parley.graphs import Edge
-from parley.stopping import Callbacks
+from parley.process import torch_threads
 from parley.store.enclosed import enclosed
 from parley.store.folder import RunFolder
 from parley.store.journal import Journal
 from parley.store.lock import Hold
-from parley.store.status import mark_stopped, reported
-from parley.training.events import EpochDone, Event, Started
+from parley.store.status import mark_stopped
+from parley.training.events import EpochDone, Event
 from parley.training.pace import last_step, sizes_of
 from parley.training.problem import Problem, task_of
-from parley.training.record import Record
 from parley.training.trainer import Trainer
 from parley.wire.guard import Suspicious
 from parley.wire.placement import Placement
@@ -53,65 +52,10 @@ log = logging.getLogger(__name__)
 LOADING = 600.0
 """Minimum seconds that workers wait for each other to load their data."""
 
-Watcher = Callable[[Event], None]
-"""Receives every event of worker 0."""
-
-Load = Callable[[Experiment, Sequence[int]], Problem]
-"""Creates the problem as seen by the host of these agents."""
-
-
-def unwatched(event: Event) -> None:
-    """Ignores events."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A worker's assignment."""
-
-    experiment: Experiment
-    load: Load
-    out: Path | None = None
-    resume: bool = False
-    watch: Watcher = unwatched
-    mine: Sequence[int] | None = None
-    """The agents that this host claims; None: a share of the unclaimed ones."""
-    callbacks: Callbacks = field(default_factory=Callbacks)
-    """Functions that worker 0 asks whether to continue."""
-    everywhere: bool = False
-    """Whether every worker gets the outcome, or only the first."""
-    version: str = field(default_factory=handshake.code)
-    """The version of the code. Workers started by this process inherit it: they run the same files,
-    whatever has been committed since."""
-
-
-class Outcome:
-    """What a finished run leaves in memory (on worker 0, or on all)."""
-
-    def __init__(
-        self,
-        records: list[Record],
-        summary: dict[str, Any],
-        models_NE: Tensor,
-        mean_E: Tensor,
-        run: Trainer,
-        about: dict[str, dict[str, Any]],
-    ) -> None:
-        self.records = records
-        self.summary = summary
-        self.task = run.task
-        self.x_ND = models_NE[:, : run.task.size]
-        """Every agent's parameters."""
-        self.models_NE = models_NE
-        """The same with the running statistics of each model behind them."""
-        self.mean_E = mean_E
-        """The average of all."""
-        self.about = about
-        """What the folder has besides records: ``agents`` and ``confusion``."""
-
 
 def work(assignment: Assignment, meeting: Gathering) -> Outcome | None:
     """Runs one worker from loading to summary; returns the outcome, on worker 0."""
-    with threads(assignment.experiment.threads or 1), ExitStack() as holding:
+    with torch_threads(assignment.experiment.threads or 1), ExitStack() as holding:
         return Worker(assignment, meeting, holding).work()
 
 
@@ -126,8 +70,6 @@ class Worker:
         self.everywhere = meeting.apart or assignment.everywhere
         self.membership = meeting.membership()
         self.position = Position()
-        self.noted: tuple[int, ...] = ()
-        """The workers of the last generation that this one has recorded."""
         self.hold: Hold | None = None
         self._holding = holding
         lobby = meeting.lobby()
@@ -154,9 +96,11 @@ class Worker:
         bytes_ = self.task.size * self.task.dtype.itemsize
         self.meeting.expect(experiment.agents, len(self.problem.topology.edges), bytes_)
         lobby.wait_at_least(LOADING)
-        said = handshake.claims(experiment, self.problem, self.task, assignment.version)
+        version = assignment.version or handshake.code()
+        said = handshake.claims(experiment, self.problem, self.task, version)
         handshake.agree(lobby, hosted, said)
-        self.problem = self._standardised(lobby, hosted)
+        begun = assignment.out if self.resume else None
+        self.problem = standardised(self.problem, experiment.data, hosted, begun, lobby)
         mine = [len(samples) for samples in self.problem.samples]
         sizes = lobby.share("sizes", mine, list[Count])
         everyone = [size for of_worker in sizes for size in of_worker]
@@ -170,43 +114,6 @@ class Worker:
         if self.membership and self.resume:
             end_of = partial(last_step, experiment, self.sizes.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
-
-    def _standardised(self, lobby: Board, hosted: Sequence[int]) -> Problem:
-        """With the columns of hosts' own tables standardised over the rows of all agents."""
-        problem, form = self.problem, self.problem.preparation.table
-        if form is None:
-            return problem
-        kept = self._kept_columns(form)
-        if not problem.standardise:
-            made = torch.tensor([(c.mean, c.std) for c in form.columns])
-            if kept is not None and not torch.allclose(made, torch.tensor(kept)):
-                because = "the means and deviations of its columns are others than at the start"
-                valid = "the rows that the run began with; or a new run, with --init"
-                raise BadValue("data", self.experiment.data, valid, because)
-            return problem
-        each = zip(map(str, hosted), map(standard.moments, problem.samples), strict=True)
-        mine = standard.Said(kept=kept, agents=dict(each))
-        form = standard.settled(form, lobby.share("columns", mine, standard.Said))
-        return replace(
-            problem,
-            samples=[standard.standardised(samples, form) for samples in problem.samples],
-            test=standard.standardised(problem.test, form),
-            preparation=replace(problem.preparation, table=form),
-            standardise=False,
-        )
-
-    def _kept_columns(self, form: Form) -> list[tuple[float, float]] | None:
-        """The mean and the deviation of each column that a run which is resumed has begun with:
-        its models expect them, whatever rows there are now."""
-        if not (self.resume and self.assignment.out):
-            return None
-        kept = RunFolder(self.assignment.out).columns()
-        if kept is None:  # as it is before the run has begun
-            return None
-        if kept.names != form.names:
-            because = f"the run began with {', '.join(kept.names)}"
-            raise BadValue("data", ", ".join(form.names), "the same columns as before", because)
-        return [(column.mean, column.std) for column in kept.columns]
 
     def _take_hold(self, lobby: Board) -> None:
         """Locks the folder for this run before anything in it is read."""
@@ -285,7 +192,8 @@ class Worker:
         journal = Journal(self.hold, board, self._host_of)
         journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)
         if self.membership:
-            return self._recovered(self.membership, roster, run, journal, bridges)
+            recovery = Recovery(run, journal, board, self.position)
+            return self._recovered(self.membership, roster, recovery, bridges)
         if self.resume:
             journal.restore(run)
         told = board.rank == 0 or self.meeting.apart
@@ -296,17 +204,16 @@ class Worker:
         self,
         membership: Rosters,
         roster: Roster,
-        run: Trainer,
-        journal: Journal,
+        recovery: Recovery,
         bridges: Sequence[Edge],
     ) -> Outcome | None:
         """The same where workers may have left or joined: each continues with its own models."""
-        recovery = Recovery(run, journal, self.position)
         recovery.take_up()
         self.position = recovery.position()
+        run, journal = recovery.run, recovery.journal
         self._tell(membership, roster, run, journal, bridges)
         try:
-            each = partial(self._each, membership, roster, run, journal.board.rank)
+            each = partial(self._each, membership, roster, run, recovery.board.rank)
             return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
@@ -322,8 +229,7 @@ class Worker:
         self, membership: Rosters, roster: Roster, run: Trainer, rank: int, event: Event
     ) -> None:
         """After an epoch, waiting workers may join."""
-        if rank == 0 or self.meeting.apart:
-            self.assignment.watch(event)
+        self.assignment.watch(event)
         if isinstance(event, EpochDone) and not event.last:
             rejoining = rank == 0 and membership.waiting(roster.generation)
             # Whether somebody waits is for the first worker to say, whatever the others send.
@@ -340,9 +246,6 @@ class Worker:
     ) -> None:
         """Records who takes part, in the run's folder and for the user of this host."""
         before = membership.roster(roster.generation - 1) if roster.generation else ()
-        if self.noted and not self.meeting.apart:
-            before = self.noted  # generations in between never began to train
-        self.noted = tuple(roster.workers)
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
         label = self.meeting.label
@@ -402,104 +305,3 @@ def worker_name(label: int | str) -> str:
 def _restarts() -> int:
     """How often torchrun has restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def follow(
-    run: Trainer, journal: Journal, watch: Watcher, agents: dict[str, Any], everywhere: bool = False
-) -> Outcome | None:
-    """Trains to the end and writes the results; returns the outcome, on worker 0 or on every
-    worker."""
-    journal.describe(agents)
-    with reported(journal.out if journal.keeper else None, journal.locked) as report:
-        try:
-            for event in run.events():
-                if isinstance(event, Started) and "LOCAL_WORLD_SIZE" in os.environ:
-                    log.info("training begins at step %d of %d", run.step + 1, run.steps)
-                if isinstance(event, EpochDone):
-                    journal.save(run, event)
-                report(event)
-                watch(event)
-        except (WorkerLost, StoreLost):
-            raise
-        except ParleyError as error:
-            raise journal.with_remedy(error) from None
-        models_NE = run.transport.gather(run.now.models_AE)
-        mean_E = run.evaluation.mean_model(run.now)
-        last = journal.last(run)
-        confusion = _confusion(run, agents["classes"], last, models_NE)
-        summary = journal.finish(run, confusion, mean_E)
-        if absent := summary.get("agents_absent"):
-            hosts = ", ".join(summary["hosts_absent"])
-            log.warning("the run ends without %s: lost %s", listed(absent), hosts)
-    if run.transport.placement.here and not everywhere:
-        return None
-    about = {"agents": agents, "confusion": confusion}
-    return Outcome(journal.records, summary, models_NE, mean_E, run, about)
-
-
-def describe(problem: Problem, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Who talks to whom, and how many samples of each class each agent holds, for drawing; of
-    tables also how their columns are prepared, which stays so if the run is resumed."""
-    graph = problem.topology
-    weights = [round(weight, 6) for weight in graph.edge_weights.tolist()]
-    form = problem.preparation.table
-    return {
-        "topology": graph.name,
-        "edges": [[j, i, weight] for (j, i), weight in zip(graph.edges, weights, strict=True)],
-        "classes": held_names(problem.goal.task, problem.class_names),
-        "held": [list(count) for count in counts],
-        "note": problem.note,
-        **({"columns": [asdict(column) for column in form.columns]} if form else {}),
-    }
-
-
-def holdings(problem: Problem, hosted: Sequence[int], agents: int, board: Board) -> list[list[int]]:
-    """Samples of each class at each agent; zeros for other hosts' own data, which stay private."""
-    task, names = problem.goal.task, len(problem.class_names)
-    own = {a: held(task, s.targets, names)
-           for a, s in zip(hosted, problem.samples, strict=True)}  # fmt: skip
-    classes = len(held_names(task, problem.class_names))
-    told = [{str(a): count for a, count in own.items()}]
-    if not problem.data_are_own:
-        told = board.share("holdings", told[0], dict[str, list[Count]])
-    known = {int(a): count for said in told for a, count in said.items() if a.isdecimal()}
-    return [known.get(agent, [0] * classes) for agent in range(agents)]
-
-
-def _confusion(
-    run: Trainer, names: Sequence[str], last: Record, models_NE: Tensor
-) -> dict[str, Any]:
-    """Confusion matrices of the best and the worst agent; all workers take part. Nothing where a
-    sample does not have one class."""
-    if not run.task.goal.has_classes:
-        return {}
-    measure = run.experiment.measures[0]
-    placement = run.transport.placement
-    present = [placement.number(row) for row in range(len(models_NE))]
-    each: list[float | None] = last.get(measure.field("agents"), [])  # type: ignore[assignment]
-    sign = 1 if measure.higher else -1
-    figures = [sign * (each[agent] or 0.0) for agent in present]
-    best = max(range(len(present)), key=figures.__getitem__)
-    worst = min(range(len(present)), key=figures.__getitem__)
-    return {
-        "classes": list(names),
-        "best": _matrix(run, present[best], models_NE[best], len(names)),
-        "worst": _matrix(run, present[worst], models_NE[worst], len(names)),
-    }
-
-
-def _matrix(run: Trainer, agent: int, x_E: Tensor, classes: int) -> dict[str, Any]:
-    cells = run.evaluation.test.confusion(x_E.to(run.state.x_AD.device), classes)
-    right = float(cells.diag().sum()) / max(1, int(cells.sum()))
-    return {"agent": agent, "accuracy": round(right, 6), "matrix": cells.tolist()}
-
-
-@contextmanager
-def threads(threads: int) -> Iterator[None]:
-    """Sets the number of torch threads in this context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,7 +13,8 @@ from typing import Any
 from parley.cluster import handshake
 from parley.cluster.host import Host
 from parley.cluster.rank import started_by_launcher
-from parley.cluster.worker import Assignment, Load, Outcome, Watcher, work
+from parley.cluster.run import Assignment, Load, Outcome, Watcher
+from parley.cluster.worker import work
 from parley.compute import precision
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment

@@ -52,10 +52,13 @@ class Journal:
     """
 
     def __init__(
-        self, hold: Hold | None, board: Board, host_of: Callable[[int], str] = "agent {}".format
+        self,
+        hold: Hold | None,
+        board: Board | None = None,
+        host_of: Callable[[int], str] = "agent {}".format,
     ) -> None:
-        """`hold` is this process's hold on the folder; without one, nothing is kept. `host_of` is
-        what the host of an agent is called."""
+        """`hold` is this process's hold on the folder; without one, nothing is kept. Without a
+        board, this process is the only one. `host_of` is what the host of an agent is called."""
         self._host_of = host_of
         self.hold = hold
         self.out = hold.folder if hold else None
@@ -76,23 +79,34 @@ class Journal:
 
     def open(self, run: Enclosed, resume: bool) -> None:
         """Creates the folder, or checks that it holds this experiment."""
-        mark = self.board.share("folder", uuid.uuid4().hex, str)[0]
+        board = self.board
+        mark = board.share("folder", uuid.uuid4().hex, str)[0] if board else ""
         if self.folder is None or self.hold is None:
             return
         self.folder.check(run.experiment, resume, run.files)
-        self.board.share("check", True, bool)  # nobody writes into a folder that has been refused
-        marks = self.folder.path / f"{EXPERIMENT}.{mark}"
-        own = marks.with_name(f"{marks.name}-{self.board.rank:06d}.partial")
-        self.folder.touch(own)
-        self.board.share("mark", True, bool)
-        self.keeper = min(own.parent.glob(f"{marks.name}-*")) == own
-        self.board.share("look", True, bool)
-        own.unlink(missing_ok=True)
+        self.keeper = board is None or self._is_first(self.folder, board, mark)
         if self.keeper:
             self.hold.retake()  # in a later generation, whoever had it may have died
             self.folder.create(run.experiment, run.files)
         self._experiment = run.experiment
-        self.board.share("create", True, bool)
+        if board is not None:
+            board.share("create", True, bool)
+
+    @staticmethod
+    def _is_first(folder: RunFolder, board: Board, mark: str) -> bool:
+        """Whether this worker is the first of those that see the same folder."""
+        board.share("check", True, bool)  # nobody writes into a folder that has been refused
+        marks = folder.path / f"{EXPERIMENT}.{mark}"
+        own = marks.with_name(f"{marks.name}-{board.rank:06d}.partial")
+        folder.touch(own)
+        board.share("mark", True, bool)
+        first = min(own.parent.glob(f"{marks.name}-*")) == own
+        board.share("look", True, bool)
+        own.unlink(missing_ok=True)
+        return first
+
+    def _share(self, what: str, value: Any, kind: Any) -> list[Any]:
+        return self.board.share(what, value, kind) if self.board else [value]
 
     def continue_after(self, records: list[Record], epoch: int) -> None:
         """Takes over what the worker furthest ahead has recorded up to an epoch."""
@@ -111,7 +125,7 @@ class Journal:
         records = self.folder.records() if self.keeper else []
         self.epoch = checkpoint.newest(path, transport)
         own = max(checkpoint.epochs_present(path), default=0)
-        newer = max(self.board.share("epochs", own, Count))
+        newer = max(self._share("epochs", own, Count))
         if newer > self.epoch + run.experiment.checkpoint_every:
             # Workers write at most one checkpoint apart, unless some continued without others.
             raise ParleyError(
@@ -126,7 +140,7 @@ class Journal:
             # The last epoch of a run that now goes on for longer was measured for being the last.
             records = [r for r in records if r["epoch"] % run.frequency.records == 0]
         # The first worker may be on a different host now, so all get the records of any keeper.
-        self.records = longest(self.board, records)
+        self.records = longest(self.board, records) if self.board else records
         self._check_records(run.frequency.records)
         meet(transport)  # nothing is changed on disk until every worker has read its part
         self.go_on()
@@ -181,7 +195,7 @@ class Journal:
         that were away get the lines that they missed."""
         if apart:
             known = self.folder.lines(GENERATIONS) if self.folder else []
-            told = max(self.board.share("generations", known, list[Noted]), key=len)
+            told = max(self._share("generations", known, list[Noted]), key=len)
             # What this worker has seen itself, nobody else can change.
             lines = {line["generation"]: line for line in (*told, *known)}
             known = [lines[n] for n in sorted(lines) if n < event["generation"]]

@@ -17,7 +17,7 @@ from typing import Any
 from rich.progress import TaskID
 
 from parley.cluster import launch
-from parley.cluster.worker import Watcher
+from parley.cluster.run import Watcher
 from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment

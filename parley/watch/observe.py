@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from parley.cluster.worker import Watcher
+from parley.cluster.run import Watcher
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.training.events import Event

@@ -17,7 +17,7 @@ from torch import nn
 
 import parley
 from parley.cluster import launch
-from parley.cluster.worker import Load
+from parley.cluster.run import Load
 from parley.compute import choose as engines
 from parley.compute import threads as crew
 from parley.errors import BadValue, Diverged, ParleyError
