@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Pytest's workers: as many as tests/conftest.py thinks best for the cores that there are.
 CORES ?= auto
 
-.PHONY: demo check test test-pythons lint format docs bench web licences clean
+.PHONY: demo check test test-pythons lint format docs bench licences clean
 
 .venv/made:
 	$(PYTHON) -c 'import sys; sys.exit("Parley needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -64,10 +64,6 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.profile
 	$(BIN)/python -m benchmarks.page
 
-# The pages inside the wheel, from web/; needs Node 20 or newer, which users do not.
-web:
-	cd web && npm ci --silent && npm run --silent build
-
 # What may be done with each package that is installed, as it says itself.
 licences: .venv/installed
 	@$(BIN)/python tools/licences.py
@@ -83,4 +79,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-3.* web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

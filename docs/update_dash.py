@@ -62,11 +62,11 @@ def take(root: Path) -> None:
         )
         with browser() as chromium, page(chromium, url, width=1280, height=930) as shown:
             shown.emulate_media(reduced_motion="no-preference")
-            shown.wait_for_selector(".card:nth-child(2) canvas")
+            shown.wait_for_selector("#accuracy svg")
             shown.wait_for_timeout(2500)
             save(shown.screenshot(), "dash.png")
             shown.get_by_role("button", name="Compare the runs of digits").click()
-            shown.wait_for_selector(".card:nth-child(2) canvas")
+            shown.wait_for_selector("#accuracy svg")
             shown.wait_for_timeout(1500)
             save(shown.screenshot(), "dash-compare.png")
     finally:

@@ -17,6 +17,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from parley.results.curves import curves_picture
+from parley.results.group import group_seeds
+from parley.results.read import read_all
+
 DOCS = Path(__file__).resolve().parent
 COMMON = "--agents 10 --partition skew:1 --epochs 20 --seeds 1 --gossip-rounds 0"
 FIGURES = {
@@ -56,7 +60,8 @@ def keep(name: str, out: Path, command: str) -> None:
     images, records = DOCS / "images" / "pace", DOCS / "records" / "pace" / name
     images.mkdir(parents=True, exist_ok=True)
     records.mkdir(parents=True, exist_ok=True)
-    with Image.open(out / "curves.png") as picture:
+    methods = {group.label: group.seeds for group in group_seeds(read_all([out]))}
+    with Image.open(curves_picture(methods, out / "curves.png")) as picture:
         wide = 1100
         small = picture.convert("RGB").resize((wide, picture.height * wide // picture.width))
         small.quantize(64).save(images / f"{name}.png", optimize=True)

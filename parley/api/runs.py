@@ -36,8 +36,8 @@ from parley.watch.observe import logged_to, observed
 
 if TYPE_CHECKING:
     from parley.charts.picture import Picture
-    from parley.results.group import Group
     from parley.results.read import RecordedRun
+    from parley.results.seeds import Group
     from parley.store.inference import Answer
 
 
@@ -101,8 +101,8 @@ class Result(Shown):
         )
 
     def _groups(self) -> Sequence[Group]:
-        from parley.results.group import Group
         from parley.results.read import RecordedRun
+        from parley.results.seeds import Group
         from parley.store.folder import environment
 
         run = RecordedRun(

@@ -17,7 +17,7 @@ from parley.user_code import allow_named
 from parley.watch.log import console
 
 if TYPE_CHECKING:
-    from parley.results.group import Group
+    from parley.results.seeds import Group
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Comparison(Shown):
         return comparison.table(self.rows).markdown()
 
     def _groups(self) -> Sequence[Group]:
-        from parley.results.group import Group
+        from parley.results.seeds import Group
 
         return [
             Group(label, [run.recorded for run in of], of[0].experiment)

@@ -34,9 +34,7 @@ KEY = 10.0
 def network_shapes(network: Network, box: Box) -> list[Shape]:
     """The graph within a box, with a key of the classes beside it."""
     key = _key(network.classes, box) if network.shares else []
-    if key:
-        box = box.inside(0, 0, key_width(network.classes), 0)
-    places, radius = fitted(network, box)
+    places, radius = fitted(network, network_box(network, box))
     shapes = _edges(network.edges, places, radius)
     colours = class_colours(len(network.classes))
     for agent, (x, y) in enumerate(places):
@@ -53,8 +51,13 @@ def network_shapes(network: Network, box: Box) -> list[Shape]:
         size = min(13.0, radius * (0.75 if network.shares else 0.95))
         if size >= LEGIBLE:
             shapes.append(Words(x=x, y=y + 0.35 * size, text=str(agent), size=size,
-                                anchor="middle"))  # fmt: skip
+                                anchor="middle", of=of))  # fmt: skip
     return [*shapes, *key]
+
+
+def network_box(network: Network, box: Box) -> Box:
+    """What the key leaves of a box."""
+    return box.inside(0, 0, key_width(network.classes) if network.shares else 0, 0)
 
 
 def fitted(network: Network, box: Box) -> tuple[list[Place], float]:

@@ -76,3 +76,5 @@ def report(
     print(f"written to {out}")
     if pictures is not None:
         print(f"{len(drawn)} pictures in {pictures}")
+        if not any(path.suffix == ".png" for path in drawn):
+            print("no PNG without matplotlib: pip install 'parley-learning[pictures]'")

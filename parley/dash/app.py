@@ -7,8 +7,10 @@ changes to it, and updates on the runs that a page watches.
 import asyncio
 import ipaddress
 import json
+import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Any
@@ -28,12 +30,18 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from parley.charts.svg import stylesheet
 from parley.dash.runs import NotThere, Refused, Row, Runs
+from parley.dash.shown import drawn, names
+
+log = logging.getLogger(__name__)
 
 MOST_WATCHED = 12
 """Runs that one page can follow at a time."""
 EVERY = 1.0
 """Seconds between looks at the files while a page is watching."""
+REST = 4.0
+"""After a look that took long, for how many times as long there is none."""
 QUIET = 15.0
 """Seconds after which an idle stream sends a keep-alive."""
 
@@ -42,7 +50,6 @@ STATIC = {
     "dash.js": "text/javascript",
     "base.css": "text/css",
     "dash.css": "text/css",
-    "THIRD-PARTY-LICENSES.txt": "text/plain",
 }
 HEADERS = {
     # Charts set sizes and colours on their elements: styles, never scripts.
@@ -173,6 +180,8 @@ def build(
 
     async def static(request: Request) -> Response:
         name = request.path_params["name"]
+        if name == "palette.css":
+            return Response(stylesheet(), media_type="text/css")
         if name not in STATIC:
             return PlainTextResponse("not found", 404)
         return Response(files("parley.web").joinpath(name).read_bytes(), media_type=STATIC[name])
@@ -193,7 +202,7 @@ def build(
                 runs.folder(run)
             except NotThere:
                 continue  # it may come back
-        stream = Stream(runs, watched)
+        stream = Stream(runs, watched, request.query_params.get("against", ""))
         return StreamingResponse(stream.messages(closing), media_type="text/event-stream")
 
     routes = {"/api/runs": listing, "/api/run": about, "/api/series": series, "/api/events": events}
@@ -214,8 +223,10 @@ def _run(request: Request) -> str:
 class Stream:
     """The updates for one page, each sent once."""
 
-    def __init__(self, runs: Runs, watched: list[str]) -> None:
+    def __init__(self, runs: Runs, watched: list[str], against: str = "") -> None:
         self.runs = runs
+        self._against = against
+        self._drawn: dict[str, str] = {}
         self._about: dict[str, dict[str, Any] | None] = dict.fromkeys(watched)
         self._series: dict[str, dict[str, Any] | None] = dict.fromkeys(watched)
         self._folder: dict[str, Any] = {}
@@ -226,14 +237,16 @@ class Stream:
         yield "retry: 1000\n\n"
         silent = 0.0
         while not closing():
+            began = time.monotonic()
             news = await run_in_threadpool(self.look)
+            taken = time.monotonic() - began
             for kind, data in news:
                 yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
             silent = 0.0 if news else silent + EVERY
             if silent >= QUIET:
                 silent = 0.0
                 yield ": still here\n\n"
-            pause = EVERY
+            pause = EVERY + REST * taken  # training has the rest of the machine
             while pause > 0 and not closing():
                 await asyncio.sleep(min(pause, 0.2))
                 pause -= 0.2
@@ -252,6 +265,7 @@ class Stream:
             if changed or gone or self._folder != folder:
                 news.append(("changes", {**folder, "changed": changed, "gone": gone}))
         self._rows, self._folder = rows, folder
+        fresh = False
         for run in self._series:
             try:
                 about, series = self.runs.about(run), self.runs.series(run)
@@ -262,5 +276,21 @@ class Stream:
                 news.append(("about", about))
             if series is not self._series[run]:
                 self._series[run] = series
-                news.append(("series", series))
-        return news
+                # Of the numbers a page needs those of agents alone: it may turn back their time.
+                told = {name: v for name, v in series.items() if name not in ("x", "fields")}
+                news.append(("series", told))
+                fresh = True
+        return [*news, *self._sections(rows)] if fresh else news
+
+    def _sections(self, rows: dict[str, Row]) -> list[tuple[str, Any]]:
+        """The sections whose drawings have changed, and the order of all of them."""
+        there = [run for run, series in self._series.items() if series is not None and run in rows]
+        called = dict(zip(there, names([rows[run] for run in there]), strict=True))
+        try:
+            made = drawn({called[run]: self.runs.recorded(run) for run in there}, self._against)
+        except Exception as error:  # anything may be in these files, and the page has more to show
+            log.warning("%s cannot be drawn: %s", ", ".join(there), type(error).__name__)
+            made = {"damaged": '<p class="note">The files of a chosen run are damaged.</p>'}
+        changed = {name: html for name, html in made.items() if self._drawn.get(name) != html}
+        self._drawn = made
+        return [("sections", {"order": list(made), "changed": changed, "names": called})]

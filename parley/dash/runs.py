@@ -24,11 +24,12 @@ from typing import Any
 
 from parley.dash.graph import graph
 from parley.dash.series import Series
+from parley.dash.shown import records_of
 from parley.errors import ParleyError
 from parley.files import Unreadable, parse_json, parse_toml, regular
 from parley.measures import of_options
-from parley.results.read import is_run, label, walk
-from parley.store.folder import AGENTS, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
+from parley.results.read import RecordedRun, is_run, label, walk
+from parley.store.folder import AGENTS, CONFUSION, ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY
 from parley.store.status import STATUS, is_held
 from parley.training.record import number, parse_record
 
@@ -176,6 +177,17 @@ class Runs:
             while len(self._series) > KEPT:
                 del self._series[next(iter(self._series))]
         return series.told()
+
+    def recorded(self, run: str) -> RecordedRun:
+        """The run as a report sees it, with the records that are kept."""
+        path = self.folder(run)
+        return RecordedRun(
+            path,
+            self.about(run)["options"],
+            records=records_of(self.series(run)),
+            summary=_json(path / SUMMARY),
+            confusion=_json(path / CONFUSION),
+        )
 
 
 def _in_unicode(row: Row) -> Row:

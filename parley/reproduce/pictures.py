@@ -14,7 +14,7 @@ from parley.reproduce.cells import cells
 from parley.reproduce.collect import Found, Result, figure
 from parley.reproduce.study import Picture, Study
 from parley.results.curves import EPOCHS, Seeds, curves_picture, line_of
-from parley.results.group import curve
+from parley.results.seeds import curve
 from parley.results.tradeoff import Point, tradeoff_picture
 
 FORMS = {"_mean_model": "averaged model", "_own": "own models", "_after_gossip": "after gossip"}

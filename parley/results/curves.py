@@ -9,7 +9,7 @@ from parley.charts.chart import MARKS, Axis, Chart, Line, about, short_number
 from parley.charts.draw import sheet
 from parley.charts.picture import save
 from parley.measures import KNOWN, Measure, of_record
-from parley.results.group import Curve, Take, curve, field_of
+from parley.results.seeds import Curve, Take, curve, field_of
 from parley.training.record import Record, sent_megabytes
 
 Seeds = Sequence[Sequence[Record]]

@@ -1,45 +1,18 @@
-"""Seeds of one experiment as one group, and its curves: means over seeds, with their spread."""
+"""Which runs are seeds of one experiment, and what to call each group of them."""
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from parley.algorithms import ALGORITHMS, AlgorithmKind
 from parley.errors import ParleyError
 from parley.experiment import HOW, Experiment, with_own
 from parley.results.read import RecordedRun, label
+from parley.results.seeds import Group
 from parley.store.folder import EXPERIMENT
-from parley.training.record import Record, value
 
 NOT_COMPARED = {*HOW, "seed"}
 """Fields in which runs of one group may differ."""
-
-Take = Callable[[Record], float | None]
-"""Extracts a number from a record, if it is there."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs of one experiment that differ only in their seed."""
-
-    label: str
-    runs: Sequence[RecordedRun]
-    experiment: Experiment | None = None
-    """Of the first run; None if this version does not understand it."""
-    note: str = ""
-    """The reason, if it does not."""
-
-    @property
-    def first(self) -> RecordedRun:
-        """The one with the lowest seed."""
-        return self.runs[0]
-
-    @property
-    def seeds(self) -> list[list[Record]]:
-        """The records of each run."""
-        return [run.records for run in self.runs]
 
 
 def group_seeds(runs: Sequence[RecordedRun], own: AlgorithmKind | None = None) -> list[Group]:
@@ -112,59 +85,3 @@ def _flat(experiment: Experiment | None) -> dict[str, Any]:
     fields: dict[str, Any] = experiment.model_dump(exclude=NOT_COMPARED)
     inner = {name: found for name, found in fields.pop("algorithm").items() if name != "name"}
     return {**fields, **inner}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A field over time: the mean over seeds, and one standard deviation (n - 1) to either side."""
-
-    x: list[float]
-    mean: list[float]
-    low: list[float] | None
-    """None if there is only one seed."""
-    high: list[float] | None
-    seeds: list[int]
-    """How many seeds reached each point."""
-
-
-def curve(
-    seeds: Iterable[Sequence[Record]], vertical: Take, horizontal: Take | None = None
-) -> Curve | None:
-    """The mean over several runs' records, or None if no record has the field.
-
-    Each epoch is averaged over the seeds that reached it.
-    """
-    points: dict[float, list[tuple[float, float]]] = {}
-    for records in seeds:
-        for record in records:
-            epoch = float(record["epoch"])
-            x, y = epoch if horizontal is None else horizontal(record), vertical(record)
-            if x is not None and y is not None:
-                points.setdefault(epoch, []).append((x, y))
-    if not points:
-        return None
-    at = [points[epoch] for epoch in sorted(points)]
-    mean = [statistics.fmean(y for _, y in found) for found in at]
-    spread = [statistics.stdev(y for _, y in found) if len(found) > 1 else 0.0 for found in at]
-    several = any(len(found) > 1 for found in at)
-    return Curve(
-        x=[statistics.fmean(x for x, _ in found) for found in at],
-        mean=mean,
-        low=[m - s for m, s in zip(mean, spread, strict=True)] if several else None,
-        high=[m + s for m, s in zip(mean, spread, strict=True)] if several else None,
-        seeds=[len(found) for found in at],
-    )
-
-
-def field_of(name: str, factor: float = 1.0) -> Take:
-    """Extracts a field from a record, for `curve`.
-
-    >>> field_of("accuracy_own", 100)({"accuracy_own": 0.5})
-    50.0
-    """
-
-    def take(record: Record) -> float | None:
-        found = value(record, name)
-        return None if found is None else factor * found
-
-    return take

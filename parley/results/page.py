@@ -9,14 +9,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
-from parley.charts.html import figures
 from parley.charts.svg import stylesheet
 from parley.experiment import Experiment
 from parley.measures import Measure
 from parley.results.curves import form_of
-from parley.results.group import Group, Take, field_of
 from parley.results.read import RecordedRun
-from parley.results.sections import Section, measures_of, sections
+from parley.results.sections import measures_of, sections
+from parley.results.seeds import Group, Take, field_of
 from parley.results.table import Table, mean_and_spread
 from parley.training.record import sent_megabytes, value
 from parley.version import __version__
@@ -60,7 +59,7 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         '<button id="theme" type="button" hidden>Dark</button></header>',
         *_notes(groups),
         _results(groups, published or (lambda experiment: None)),
-        *map(_section, made),
+        *(section.html() for section in made),
         _origin(groups, when or date.today()),
     ]
     written = (
@@ -70,10 +69,10 @@ def page(groups: Sequence[Group], when: date | None = None, published: LookUp | 
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="generator" content="parley {__version__}">\n'
         f"<title>{escape(title)}</title>\n"
-        f"<style>{stylesheet()}{web_file('base.css')}{web_file('figures.css')}{web_file('report.css')}</style>\n"
+        f"<style>{stylesheet()}{web_file('base.css')}{web_file('report.css')}</style>\n"
         "</head>\n<body>\n<main>\n"
         + "\n".join(body)
-        + f"\n</main>\n<script>{web_file('figures.js')}</script>\n"
+        + f"\n</main>\n<script>{web_file('charts.js')}</script>\n"
         '<script>parley.refresh(); parley.themeButton(document.getElementById("theme"))</script>\n'
         "</body>\n</html>\n"
     )
@@ -120,17 +119,6 @@ def _notes(groups: Sequence[Group]) -> Iterable[str]:
         for run in group.runs:
             for note in [*([group.note] if group.note else []), *run.notes]:
                 yield f'<p class="note">{escape(f"{run.path}: {note}")}</p>'
-
-
-def _section(section: Section) -> str:
-    parts = [f'<section id="{section.name}"><h2>{escape(section.title)}</h2>']
-    if section.missing:
-        return f'{parts[0]}<p class="faint">{escape(section.missing)}</p></section>'
-    if section.text:
-        parts.append(f'<p class="faint">{escape(section.text)}</p>')
-    parts.append(figures(section.charts, section.small))
-    numbers = section.table.html(section.title) if section.table else ""
-    return "".join([*parts, f"{numbers}</section>"])
 
 
 Column = tuple[str, Take, str, str]

@@ -1,27 +1,27 @@
 """The report's charts as PNG and SVG: the same as on the page."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from parley.charts.chart import Chart
 from parley.charts.draw import sheet
 from parley.charts.picture import save
 from parley.charts.shapes import Sheet
-from parley.results.group import Group
 from parley.results.page import heading, settings
 from parley.results.sections import Section, measures_of, sections
-
-ENDINGS = ("png", "svg")
+from parley.results.seeds import Group
 
 
 def pictures(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Every section as a picture, and an overview, as PNG and SVG."""
+    """Every section as a picture, and an overview, as SVG and, if matplotlib is there, as PNG."""
+    endings = ("png", "svg") if find_spec("matplotlib") else ("svg",)
     made = sections(groups)
     drawn = {section.name: section_sheet(section) for section in made if section.charts}
     return [
         save(one, folder / f"{name}.{ending}")
         for name, one in {"overview": overview(groups, made), **drawn}.items()
-        for ending in ENDINGS
+        for ending in endings
     ]
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parley.charts.chart import Axis, Chart, Heat, Line, short_number
+from parley.charts.html import figures
 from parley.errors import ParleyError
 from parley.measures import BINARY, CLASSIFICATION, Measure, together
 from parley.results.curves import (
@@ -21,7 +23,7 @@ from parley.results.curves import (
     line_of,
     on_log,
 )
-from parley.results.group import Group, Take, curve, field_of
+from parley.results.seeds import Group, Take, curve, field_of
 from parley.results.static_charts import confusion_chart, recorded_graph_chart
 from parley.results.table import Table
 from parley.training.record import Record, number, sent_megabytes
@@ -47,28 +49,41 @@ class Section:
     table: Table | None = None
     """Numbers that are shown next to the charts."""
 
+    def html(self) -> str:
+        """As part of a page."""
+        parts = [f'<section id="{self.name}"><h2>{escape(self.title)}</h2>']
+        if self.missing:
+            return f'{parts[0]}<p class="faint">{escape(self.missing)}</p></section>'
+        if self.text:
+            parts.append(f'<p class="faint">{escape(self.text)}</p>')
+        parts.append(figures(self.charts, self.small))
+        numbers = self.table.html(self.title) if self.table else ""
+        return "".join([*parts, f"{numbers}</section>"])
 
-def sections(groups: Sequence[Group]) -> list[Section]:
-    """All sections with charts, in the order of the page."""
+
+def sections(groups: Sequence[Group], against: Against = EPOCHS) -> list[Section]:
+    """All sections with charts, in the order of the page; `against` is what curves are drawn
+    against unless their section says otherwise."""
     several = any(len(group.runs) > 1 for group in groups)
     band = " Bands show one standard deviation over seeds." if several else ""
     measured = measures_of(groups)
     return [
         graph_section(groups),
-        *(measure_section(measure, groups, band) for measure in measured),
+        *(measure_section(measure, groups, band, against) for measure in measured),
         _curves("loss", "Loss", f"Lower is better.{band}", groups, [
             ("Test loss of the averaged model", Axis("loss"), field_of("loss")),
             ("Training loss of the agents' own models", Axis("loss"), field_of("loss_train")),
-        ]),
+        ], against),
         _curves("distance", "Distance between agents",
             f"How far the agents' models are from their average: √(mean of ‖x_i − x̄‖²).{band}",
             groups,
             [("Consensus distance", Axis("distance", log=True), field_of("consensus_distance"))],
+            against,
         ),
-        bias_section(groups, band),
+        bias_section(groups, band, against),
         bytes_section(measured[0], groups, band),
         *network_section(measured[0], groups, band),
-        agents_section(measured[0], groups),
+        agents_section(measured[0], groups, against),
         *personal_section(measured, groups),
         *confusion_section(groups),
     ]  # fmt: skip
@@ -95,8 +110,9 @@ def _curves(
     text: str,
     groups: Sequence[Group],
     wanted: Sequence[tuple[str, Axis, Take]],
+    against: Against,
 ) -> Section:
-    found = [_lines(head, groups, take, y) for head, y, take in wanted]
+    found = [_lines(head, groups, take, y, against) for head, y, take in wanted]
     charts = [chart for chart in found if chart is not None]
     missing = "" if charts else _no_records(groups) or "The records do not contain it."
     lacking = _lacking(groups, [take for _, _, take in wanted])
@@ -120,7 +136,9 @@ def _capital(title: str) -> str:
     return title[:1].upper() + title[1:]
 
 
-def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Section:
+def measure_section(
+    measure: Measure, groups: Sequence[Group], band: str, against: Against
+) -> Section:
     """One chart for each form of a metric; for a single method, all of them in one."""
     text = (
         "Of the average of all models, of the agents' own models (mean over agents), and of the "
@@ -133,14 +151,14 @@ def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Sec
         [group] = groups
         lines = []
         for slot, (form, title) in enumerate(SHOWN.items()):
-            found = curve(group.seeds, form_of(measure, form))
+            found = curve(group.seeds, form_of(measure, form), against.take)
             if found is not None:
                 line = line_of(title, found, slot)
                 if form == "own" and len(group.runs) == 1:
-                    line = _worst_to_best(line, measure, group)
+                    line = _worst_to_best(line, measure, group, against)
                 lines.append(line)
         if lines:
-            chart = Chart(f"Test {measure.title}", lines, EPOCHS.axis, axis_of(measure))
+            chart = Chart(f"Test {measure.title}", lines, against.axis, axis_of(measure))
             charts = [described(chart)]
             if any(line.spread == "range" for line in lines):
                 text += " The band spans the range from the worst agent's model to the best."
@@ -151,7 +169,7 @@ def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Sec
             "after_gossip": "Agents' models after gossip, mean",
         }
         y = axis_of(measure)
-        made = [_lines(titles[f], groups, form_of(measure, f), y) for f in SHOWN]
+        made = [_lines(titles[f], groups, form_of(measure, f), y, against) for f in SHOWN]
         charts = [chart for chart in made if chart is not None]
         text = f"{text} {_lacking(groups, [form_of(measure, f) for f in SHOWN])}".strip()
     lacking = "accuracies" if measure.name == "accuracy" else measure.title
@@ -159,17 +177,17 @@ def measure_section(measure: Measure, groups: Sequence[Group], band: str) -> Sec
     return Section(measure.name, _capital(measure.title), text, charts, missing)
 
 
-def _worst_to_best(line: Line, measure: Measure, group: Group) -> Line:
+def _worst_to_best(line: Line, measure: Measure, group: Group, against: Against) -> Line:
     """The line with a band from the worst agent to the best, if both were recorded."""
-    low = curve(group.seeds, form_of(measure, "own_min"))
-    high = curve(group.seeds, form_of(measure, "own_max"))
+    low = curve(group.seeds, form_of(measure, "own_min"), against.take)
+    high = curve(group.seeds, form_of(measure, "own_max"), against.take)
     if low is None or high is None or low.x != high.x:
         return line
     worst, best = line_of("", low, 0).y, line_of("", high, 0).y
     return replace(line, low=worst, high=best, spread="range")
 
 
-def bias_section(groups: Sequence[Group], band: str) -> Section:
+def bias_section(groups: Sequence[Group], band: str, against: Against) -> Section:
     """ε and ω, if they were recorded."""
     made = _curves(
         "bias", "Bias terms ε and ω",
@@ -178,6 +196,7 @@ def bias_section(groups: Sequence[Group], band: str) -> Section:
         groups,
         [("ε, model variance", Axis("norm of ε"), field_of("epsilon_norm")),
          ("ω, data variance", Axis("norm of ω"), field_of("omega_norm"))],
+        against,
     )  # fmt: skip
     if made.charts or made.missing.startswith("There are no records"):
         return made
@@ -240,7 +259,7 @@ def _of_agent(measure: Measure, agent: int) -> Take:
     return take
 
 
-def agents_section(measure: Measure, groups: Sequence[Group]) -> Section:
+def agents_section(measure: Measure, groups: Sequence[Group], against: Against = EPOCHS) -> Section:
     """A small chart for every agent or, if there are many, a heat map for every method."""
     title, name = "Each agent", "agents"
     agents = max((len(_each(measure, r.last)) for g in groups for r in g.runs), default=0)
@@ -255,7 +274,7 @@ def agents_section(measure: Measure, groups: Sequence[Group]) -> Section:
         return Section(name, title, text, [m for m in maps if m])
     names = [f"Agent {agent}" for agent in range(agents)]
     y = axis_of(measure)
-    found = [_lines(n, groups, _of_agent(measure, k), y) for k, n in enumerate(names)]
+    found = [_lines(n, groups, _of_agent(measure, k), y, against) for k, n in enumerate(names)]
     drawn = [chart for chart in found if chart is not None]
     if not drawn:
         reason = f"The records have no {what} of single agents."

@@ -1,7 +1,647 @@
-/* sources da86e174ac6a45a69314e728ae80bfeb5ca871e60ee926b248488a961a0cc9d5 */
-(()=>{var{parley:y}=window,Y=12,Se=["running","finished","stopped","failed","died"],Ce=[{name:"accuracy",title:"accuracy",share:!0,higher:!0}],V=e=>e.share?{y:{name:"%",unit:"%"},factor:100}:{y:{name:""}},Le=e=>({key:e.name,title:`Test ${e.title}`,...V(e),own:e.name,fields:{[`${e.name}_mean_model`]:"averaged model",[`${e.name}_own`]:"own models, mean",[`${e.name}_after_gossip`]:"after gossip",[`${e.name}_own_min`]:e.higher?"worst agent":"best agent",[`${e.name}_own_max`]:e.higher?"best agent":"worst agent"}}),je=e=>[{title:`${te(e.title)}, averaged model`,...V(e),field:`${e.name}_mean_model`},{title:`${te(e.title)}, own models (mean)`,...V(e),field:`${e.name}_own`},{title:`${te(e.title)} after gossip`,...V(e),field:`${e.name}_after_gossip`}],te=e=>e.charAt(0).toUpperCase()+e.slice(1),O=e=>S.get(e)?.measures?.length?S.get(e).measures:Ce,Ae=[{key:"loss",title:"Loss",y:{name:""},fields:{loss:"test, averaged model",loss_train:"training, own models"}},{key:"distance",title:"Distance between agents",y:{name:"",log:!0},fields:{consensus_distance:"consensus distance"}},{key:"bytes",title:"MB sent per agent",y:{name:"MB",unit:"MB",zero:!0},factor:1e-6,fields:{bytes_models:"models",bytes_cross_gradients:"cross-gradients"}},{key:"bias",title:"Norms of the bias terms",y:{name:"",log:!0},fields:{epsilon_norm:"ε, model variance",omega_norm:"ω, data variance"}}],Oe=[{title:"Test loss, averaged model",y:{name:""},field:"loss"},{title:"Distance between agents",y:{name:"",log:!0},field:"consensus_distance"},{title:"MB sent per agent",y:{name:"MB",unit:"MB",zero:!0},factor:1e-6,field:"bytes"},{title:"ε, model variance",y:{name:"",log:!0},field:"epsilon_norm"},{title:"ω, data variance",y:{name:"",log:!0},field:"omega_norm"}],K={epoch:{name:"epoch",of:e=>e.x},megabytes:{name:"MB sent per agent",of:e=>fe(e,"bytes")?.map(t=>t/1e6)},seconds:{name:"seconds of training",of:e=>e.fields.seconds}},g=e=>document.getElementById(e),le=window.matchMedia("(prefers-reduced-motion: reduce)"),S=new Map,T=new Map,R={root:"",there:!0,note:""},_=[],N=de(),F=new Set,z="epoch",H=null,q=null,ce=0;function de(){return[...new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"))].slice(0,Y)}function l(e,t={},...n){let{dataset:s,...a}=t,i=Object.assign(document.createElement(e),a);return Object.assign(i.dataset,s),i.append(...n),i}var P=(e,t,n)=>e.share?Be(t[`${e.name}_${n}`]):y.number(t[`${e.name}_${n}`]),Be=e=>Number.isFinite(e)?`${(100*e).toFixed(1)} %`:"–",W=(e,t)=>`${e.toLocaleString("en")} ${t}${e===1?"":"s"}`;function ue(e){return Number.isFinite(e)?e<60?`${Math.ceil(e)} s`:e<3600?`${Math.floor(e/60)} min ${Math.round(e%60)} s`:e<172800?`${Math.floor(e/3600)} h ${Math.round(e%3600/60)} min`:`${Math.round(e/86400)} days`:""}function me(){H?.close();let e=new URLSearchParams(N.map(n=>["watch",n]));H=new EventSource(`/api/events?${e}`);let t=(n,s)=>H.addEventListener(n,({data:a})=>{ce=Date.now(),g("link").textContent="live",s(JSON.parse(a))});t("runs",n=>{S.clear(),n.runs.forEach(s=>S.set(s.id,{...s,heard:Date.now()})),R=n,re()}),t("changes",n=>{n.gone.forEach(s=>S.delete(s)),n.changed.forEach(s=>S.set(s.id,{...s,heard:Date.now()})),R=n,re()}),t("about",n=>{Object.assign(G(n.id),{about:n}),B()}),t("series",n=>{Object.assign(G(n.id),n),B()}),H.onerror=()=>{g("link").textContent="connection lost, trying again …"}}function G(e){return T.has(e)||T.set(e,{id:e,x:[],fields:{},frames:[],records:0}),T.get(e)}function re(){_=[...S.values()],_.sort((e,t)=>t.began-e.began||(e.id<t.id?-1:1)),g("root").textContent=R.root,document.title=`Parley: ${R.root}`,!N.length&&_.length&&J([(_.find(e=>e.state==="running")??_[0]).id],!0),Q(),B()}function Ie(e,t){let n=["data","model","agents","topology","partition","seed","epochs"],s=[e.id,e.label,e.state,...n.map(a=>`${a}:${e[a]} ${e[a]}`)].join(" ").toLowerCase();return t.every(a=>s.includes(a))}function Q(){let e=g("search").value.toLowerCase().split(/\s+/).filter(Boolean),t=_.filter(r=>Ie(r,e));De(t);let n=t.filter(r=>!F.size||F.has(r.state)),s=_.filter(r=>r.state==="running").length,a=n.length===_.length?W(_.length,"run"):`${n.length} of ${W(_.length,"run")}`;$(g("count"),`${a}${s?`, ${s} running`:""}`);let i=new Map;n.forEach(r=>i.set(r.group,[...i.get(r.group)??[],r]));let o=g("list");Z(o,[...i],([r])=>`group ${r}`,Fe,ze),_.length?n.length||o.replaceChildren(l("p",{className:"faint"},"No run matches.")):o.replaceChildren(l("p",{className:"faint"},R.there?"No runs here yet.":`${R.root} does not exist yet.`),l("p",{className:"faint"},"Start one, and it will appear here: ",l("code",{},"parley train")))}function De(e){let t=Se.filter(n=>_.some(s=>s.state===n)||F.has(n));Z(g("states"),t,n=>n,n=>{let s=l("button",{type:"button"});return s.addEventListener("click",()=>{F.delete(n)||F.add(n),Q()}),s},(n,s)=>{n.setAttribute("aria-pressed",String(F.has(s))),$(n,`${s} ${e.filter(a=>a.state===s).length}`)})}function Z(e,t,n,s,a){let i=new Map([...e.children].map(c=>[c.dataset.key,c])),o=t.map(c=>{let h=i.get(n(c))??s(c);return h.dataset.key=n(c),a(h,c),h});if(!(o.length===e.children.length&&o.every((c,h)=>c===e.children[h]))){let c=document.activeElement;e.replaceChildren(...o),c!==document.activeElement&&e.contains(c)&&c.focus()}}function $(e,t){e.textContent!==t&&(e.textContent=t)}function Fe([e]){let t=l("section",{},l("ul"));if(e){let n=l("button",{type:"button"},"Compare");n.setAttribute("aria-label",`Compare the runs of ${e}`),n.addEventListener("click",()=>J(Te(e))),t.prepend(l("div",{className:"group"},l("h2",{},e),n))}return t}function Te(e){let t=_.filter(o=>o.group===e),n=o=>t.filter(r=>r.label===o.label&&(r.seed??0)<(o.seed??0)).length,s=new Set(t.map(o=>o.label)).size,a=t.map(o=>[n(o),o]).sort((o,r)=>o[0]-r[0]);return(s>1?a.filter(([o])=>o===0):a).slice(0,Y).map(([,o])=>o.id)}function ze(e,[t,n]){t&&(e.querySelector(".group button").hidden=n.length<2),Z(e.querySelector("ul"),n,s=>s.id,Re,qe)}function Re(e){let t=l("input",{type:"checkbox"});t.setAttribute("aria-label",`${e.id} beside the others`),t.addEventListener("change",()=>{let a=t.checked?[...N,e.id]:N.filter(i=>i!==e.id);if(a.length>Y){t.checked=!1,Pe(`At most ${Y} runs fit side by side.`);return}J(a)});let n=["name","state","about","score"].map(a=>l("span",{className:a})),s=l("button",{type:"button"},...n);return s.addEventListener("click",()=>J([e.id])),s.addEventListener("keydown",a=>{let i={ArrowDown:1,ArrowUp:-1}[a.key];if(!i)return;a.preventDefault();let o=[...g("list").querySelectorAll(".run button")];o[o.indexOf(s)+i]?.focus()}),l("li",{className:"run"},t,s)}function qe(e,t){let[n,s]=e.children,[a,i,o,r]=s.children;n.checked=N.includes(t.id),e.classList.toggle("chosen",n.checked),s.setAttribute("aria-current",String(n.checked)),$(a,t.name),s.title=t.id,i.className=`state ${t.state}`,$(i,t.state==="running"?`${Math.floor(100*t.done)} %`:t.state),$(o,[t.label,t.data,t.agents&&`${t.agents} agents`,Number.isInteger(t.seed)&&`seed ${t.seed}`].filter(Boolean).join(", ")),$(r,P(O(t.id)[0],t.last,"mean_model"))}function J(e,t=!1){if(e.join(`
-`)===N.join(`
-`))return;let n=N;N=e,T.forEach((s,a)=>!e.includes(a)&&T.delete(a)),history.replaceState(null,"",`#${new URLSearchParams(e.map(s=>["run",s]))}`),t||Q(),e.join()!==n.join()&&me(),B()}function Pe(e){g("link").textContent=e}var ne=!1;function B(){ne||(ne=!0,requestAnimationFrame(()=>{ne=!1,Ue()}))}function Ue(){let e=N.map(t=>[t,...O(t).map(n=>n.name)].join(" ")).join(`
-`);(!q||q.key!==e)&&(q?.dispose(),g("shown").replaceChildren(),q=N.length>1?He(e):N.length?Xe(e):We(e)),q.update()}function We(e){let t=l("p",{className:"faint"});return g("shown").append(t),{key:e,dispose(){},update:()=>$(t,_.length?"Choose a run from the list.":"Nothing to show yet.")}}function he(e){let t=l("select",{id:"axis"},...Object.entries(K).map(([n,{name:s}])=>l("option",{value:n},s)));return t.value=z,t.addEventListener("change",()=>{z=t.value,e()}),l("div",{className:"tools"},l("label",{htmlFor:"axis"},"Against"),t)}function fe(e,t){if(t!=="bytes")return e.fields[t];let{bytes_models:n,bytes_cross_gradients:s}=e.fields;return n&&n.map((a,i)=>a===null?null:a+(s?.[i]??0))}function pe(e,t,n=1){let s=K[z].of(e),a=fe(e,t);if(!s||!a)return null;let i=a.map((o,r)=>[s[r],o]).filter(([o,r])=>o!==null&&r!==null);return{x:i.map(o=>o[0]),y:i.map(o=>o[1]*n)}}function ge(e,t=""){let n=l("div");return{element:l("section",{className:`card ${t}`},l("h3",{},e),n),body:n}}function be(e,t){let{element:n,body:s}=ge(e),a=null;return n.hidden=!0,{element:n,update(){let i=t();if(n.hidden=!i.series.some(c=>c.y.some(h=>h!==null)),n.hidden)return;let o=i.series.map(c=>`${c.name} ${y.number(c.y.findLast(h=>h!==null),i.y.unit)}`),r={x:{name:K[z].name,integer:z==="epoch"},renderer:"canvas",live:!0,about:`${e} against ${K[z].name}. Newest: ${o.join("; ")}.`,...i};a?a.update(r):a=y.lineChart(s,r)},dispose:()=>a?.dispose()}}function Ge(e){let t=l("span",{className:"state"}),n=l("progress",{max:1}),s=l("span",{className:"faint"});n.setAttribute("aria-label","progress");let a=l("div",{className:"going"},t,n,s),i=()=>{let r=S.get(e);if(a.hidden=!r,!r)return;t.className=`state ${r.state}`,$(t,r.state),n.value=r.done;let c=r.left===null?NaN:Math.max(0,r.left-(Date.now()-r.heard)/1e3),h=r.state==="running"?Number.isFinite(c)?`about ${ue(c)} left`:"time left not known yet":"";$(s,[`epoch ${r.last.epoch??0} of ${r.epochs??"?"}`,`${Math.floor(100*r.done)} %`,h].filter(Boolean).join(" · "))},o=setInterval(i,1e3);return{element:a,update:i,dispose:()=>clearInterval(o)}}function ye(e){let t=S.get(e),n=T.get(e),s=[];if(t||s.push(_.length||ce?"This run does not exist (any more).":""),t?.state==="died"&&s.push(`It died: ${t.why}. The same command with --resume continues from its last checkpoint.`),t?.state==="failed"&&s.push(`It failed: ${t.why}`),t?.note&&s.push(t.note),n?.damaged){let a=`${n.damaged_lines.join(", ")}${n.damaged>n.damaged_lines.length?", …":""}`;s.push(`${W(n.damaged,"damaged line")} of records.jsonl skipped (${a}).`)}return s.filter(Boolean)}function $e(){let e=l("div");return e.setAttribute("role","status"),{element:e,update(t){e.dataset.words!==t.join(`
-`)&&(e.dataset.words=t.join(`
-`),e.replaceChildren(...t.map(n=>l("p",{className:"note"},n))))}}}function Je(e){let{data:t,model:n,agents:s,topology:a,partition:i,seed:o}=e;return[t,n,s&&`${s} agents`,a,i,Number.isInteger(o)&&`seed ${o}`].filter(Boolean).join(" · ")}var U={"averaged model":(e,t)=>P(t,e,"mean_model"),"own models":(e,t)=>P(t,e,"own"),"after gossip":(e,t)=>P(t,e,"after_gossip"),"test loss":e=>y.number(e.loss),distance:e=>y.number(e.consensus_distance),"sent per agent":e=>y.number((e.bytes_models+e.bytes_cross_gradients)/1e6,"MB")};function Xe(e){let[t]=N,n=()=>G(t),s=l("h2"),a=l("p",{className:"sub faint"}),i=Ge(t),o=$e(),r=Object.fromEntries(Object.keys(U).map(d=>[d,l("dd")])),c=l("dl",{className:"tiles"},...Object.entries(r).map(([d,b])=>l("div",{},l("dt",{},d),b))),h=we("Distance of each agent from the mean",t),v=[...O(t).map(Le),...Ae].map(d=>be(d.title,()=>({y:d.y,series:Object.entries(d.fields).map(([b,x],M)=>({name:x,slot:M,dash:b.startsWith(`${d.own}_own_m`)?1:0,...pe(n(),b,d.factor)})).filter(b=>b.y)}))),u=l("p",{className:"faint"}),m=l("tbody"),p=l("details",{className:"more"},l("summary",{},"Experiment and machine"),l("div",{className:"scroll"},l("table",{},m))),w=()=>{let d=S.get(t);$(s,d?`${d.label} on ${d.data??"?"}`:t),$(a,[t,d&&Je(d)].filter(Boolean).join(" · ")),i.update(),o.update(ye(t));for(let[k,C]of Object.entries(r))$(C,U[k](d?.last??{},O(t)[0]));h.update(),v.forEach(k=>k.update());let{records:b,stride:x,about:M}=n();if($(u,x>1?`${W(b,"record")}; curves show one in ${x}.`:""),M&&m.told!==M){m.told=M;let{algorithm:k,...C}=M.options,j={...C,...typeof k=="object"?k:{algorithm:k},...M.environment};m.replaceChildren(...Object.entries(j).map(([A,I])=>{let D=l("th",{scope:"row"},A);return l("tr",{},D,l("td",{},typeof I=="object"?JSON.stringify(I):String(I)))}))}};return g("shown").append(s,a,i.element,o.element,c,he(w),l("div",{className:"cards"},h.element,...v.map(d=>d.element)),u,p),{key:e,update:w,dispose:()=>[i,h,...v].forEach(d=>d.dispose())}}function se(){let e=N.map(a=>S.get(a)),t=(a,i)=>a?.label??i,n=new Set(e.map(a=>a?.seed)),s=e.map((a,i)=>t(a,N[i])+(n.size>1&&a?` seed ${a.seed}`:""));return s.map((a,i)=>s.filter(o=>o===a).length>1?`${a} (${N[i]})`:a)}function He(e){let t=[...N],n=l("h2",{},`${t.length} runs side by side`),s=$e(),a=l("tbody"),i=l("thead",{},l("tr",{},...["run","state","epoch",...Object.keys(U)].map(u=>l("th",{scope:"col"},u)))),o=l("div",{className:"scroll",tabIndex:0},l("table",{},i,a));o.setAttribute("role","region"),o.setAttribute("aria-label","The newest figures of each run");let c=[...[...new Map(t.flatMap(O).map(u=>[u.name,u])).values()].flatMap(je),...Oe].map(u=>be(u.title,()=>({y:u.y,link:"runs",series:se().map((m,p)=>({name:m,slot:p,dash:Math.floor(p/8),...pe(G(t[p]),u.field,u.factor)})).filter(m=>m.y)}))),h=t.map((u,m)=>we(se()[m],u)),v=()=>{let u=se();s.update(t.flatMap((m,p)=>ye(m).map(w=>`${u[p]}: ${w}`))),Z(a,t.map((m,p)=>[m,u[p]]),([m])=>m,()=>l("tr",{},l("th",{scope:"row"}),l("td",{},l("span")),...["epoch",...Object.keys(U)].map(()=>l("td"))),(m,[p,w])=>{let d=S.get(p),[b,x,M,...k]=m.children;$(b,w),b.title=p,x.firstChild.className=`state ${d?.state??""}`,$(x.firstChild,d?`${d.state}${d.state==="running"&&d.left!==null?`, ${ue(d.left)} left`:""}`:"missing"),$(M,`${d?.last.epoch??0} of ${d?.epochs??"?"}`),Object.values(U).forEach((C,j)=>$(k[j],C(d?.last??{},O(p)[0])))}),c.forEach(m=>m.update()),h.forEach((m,p)=>m.update(u[p]))};return g("shown").append(n,s.element,o,he(v),l("div",{className:"cards"},...c.map(u=>u.element),...h.map(u=>u.element))),{key:e,update:v,dispose:()=>[...c,...h].forEach(u=>u.dispose())}}function we(e,t){let{element:n,body:s}=ge(e,"graph"),a=n.querySelector("h3"),i=l("p",{className:"faint key"}),o=l("input",{type:"range",min:0,max:0,value:0});o.setAttribute("aria-label",`Epoch of the graph of ${e}`);let r=l("output"),c=l("button",{type:"button"},"Play");n.append(l("div",{className:"replay"},c,o,r),i),n.hidden=!0;let h=null,v=!0,u=null,m=()=>G(t),p=()=>{clearInterval(u),u=null,c.textContent="Play"};o.addEventListener("input",()=>{p(),v=Number(o.value)===Number(o.max),w()}),c.addEventListener("click",()=>{if(u){p();return}Number(o.value)===Number(o.max)&&(o.value=0),v=!1,c.textContent="Pause",u=setInterval(()=>{o.value=Number(o.value)+1,v=Number(o.value)===Number(o.max),v&&p(),w()},150),w()});let w=d=>{d&&$(a,d);let b=m().about?.graph;if(n.hidden=!b?.positions.length,n.hidden)return;let x=m().frames;o.max=Math.max(0,x.length-1),v&&(o.value=o.max);let M=x[Number(o.value)];o.disabled=c.disabled=x.length<2,$(r,M?`epoch ${M.epoch}`:"no record");let k=S.get(t),C=(k?.state==="running"||u!==null)&&!le.matches,j=Ve(x),A={graph:b,frame:M,scale:j,moving:C,sent:k?.last??{},first:O(t)[0],renderer:"canvas",live:!0,about:Ke(b,M)};h?h.update(A):h=y.customChart(s,A,et),Qe(i,b,A)};return{element:n,update:w,dispose:()=>(p(),h?.dispose())}}function Ve(e){let t=e.flatMap(a=>a.distance_agents??[]).filter(a=>a>0);if(!t.length)return null;let n=t.reduce((a,i)=>Math.max(a,i)),s=t.reduce((a,i)=>Math.min(a,i));return{low:Math.min(s,n/10),high:n}}var Ye=(e,{low:t,high:n})=>Math.max(0,Math.log(Math.max(e,t)/t)/Math.log(n/t));function Ke(e,t){let n=e.positions.length,s=t?.distance_agents;if(!s)return`${n} agents and the edges between them.`;let a=s.filter(Number.isFinite),i=s.indexOf(Math.max(...a)),o=s.indexOf(Math.min(...a));return`${n} agents at epoch ${t.epoch}. Farthest from the mean is agent ${i} (${y.number(s[i])}), nearest agent ${o} (${y.number(s[o])}).`}var ve=()=>{let{lines:e}=y.colours();return{models:e[0],gradients:e[1]}};function Qe(e,t,{scale:n,sent:s,frame:a}){let i=ve(),o=c=>l("i",{style:`background:${c}`}),r=[];if(a?.distance_agents&&n){let c=l("i",{className:"bar",style:`background:linear-gradient(90deg,${y.colours().heat})`});r.push("Distance to the mean: ",y.number(n.low),c,`${y.number(n.high)}. `)}t.edges.length&&(r.push("Moving: ",o(i.models),"models"),s.bytes_cross_gradients>0&&r.push(o(i.gradients),"cross-gradients back"),r.push(". ")),t.note&&r.push(`Note: ${t.note}.`),e.replaceChildren(...r)}function Ze({positions:e,edges:t},n){return t.map(([s,a])=>{let[[i,o],[r,c]]=[e[Math.min(a,s)],e[Math.max(a,s)]],h=Math.hypot(r-i,c-o);return h<1.2*n||t.length>600?0:e.some(([u,m],p)=>{if(p===a||p===s)return!1;let w=((u-i)*(r-i)+(m-o)*(c-o))/h**2,d=Math.abs((u-i)*(c-o)-(m-o)*(r-i))/h;return w>0&&w<1&&d<.35*n})?s<a?.3:-.3:0})}function et({graph:e,frame:t,scale:n,moving:s,sent:a,first:i},o,r){let{positions:c,edges:h}=e,[v,u]=[r.canvas.clientWidth||400,r.canvas.clientHeight||320],m=[0,1].map(f=>[Math.min(...c.map(E=>E[f])),Math.max(...c.map(E=>E[f]))]),p=Math.max((m[0][1]-m[0][0])/(v-70),(m[1][1]-m[1][0])/(u-70),1e-6),w=m.map(([f,E])=>(f+E)/2),d=(f,E)=>({type:"value",show:!1,min:w[f]-p*E/2,max:w[f]+p*E/2}),b=1/0;c.forEach((f,E)=>c.slice(E+1).forEach(L=>b=Math.min(b,Math.hypot(f[0]-L[0],f[1]-L[1])))),e.bends??(e.bends=Ze(e,Number.isFinite(b)?b:1));let x=Math.max(6,Math.min(38,.6*(Number.isFinite(b)?b:1)/p)),{models:M,gradients:k}=ve(),C=[a.bytes_models,a.bytes_cross_gradients].map(f=>f||0),j=Math.max(...C,1),A=Math.max(...h.map(f=>f[2]),1e-9),I=(f,E,L,ee,X)=>({type:"lines",id:f,coordinateSystem:"cartesian2d",name:f,silent:!0,z:1,effect:{show:s&&L>0&&h.length<=600,period:2.2,trailLength:0,symbol:"circle",symbolSize:Math.max(2.5,7*Math.sqrt(L/j)),color:E,delay:ee?-1100:0},lineStyle:{color:o.edge,opacity:X?.55:0},data:h.map(([oe,ie,ke],Ee)=>({coords:ee?[c[ie],c[oe]]:[c[oe],c[ie]],lineStyle:{width:X?Math.max(.5,3*(ke/A)):0,curveness:(ee?-1:1)*e.bends[Ee]},...e.directed&&X?{symbol:["none","arrow"]}:{}})),symbol:e.directed&&X?["none","arrow"]:"none",symbolSize:8}),D=t?.distance_agents,ae=f=>D&&n?Ye(D[f],n):0;return{grid:{left:0,right:0,top:0,bottom:0},xAxis:d(0,v),yAxis:d(1,u),visualMap:{show:!1,min:0,max:1,seriesIndex:2,dimension:2,inRange:{color:o.heat}},tooltip:{...y.tooltip(o),formatter:({dataIndex:f})=>[`<b>agent ${f}</b>`,D&&`distance ${y.number(D[f])}`,t?.[`${i.name}_agents`]&&`${i.title} ${P(i,{[`${i.name}_agents`]:t[`${i.name}_agents`][f]},"agents")}`,tt(e,f)].filter(Boolean).join("<br>")},series:[I("models",M,C[0],!1,!0),I("cross-gradients",k,C[1],!0,!1),{type:"scatter",id:"agents",name:"agents",z:3,symbolSize:x,data:c.map(([f,E],L)=>({value:[f,E,ae(L)],label:{color:ae(L)>.45==(y.theme()==="light")?"#FFFFFF":"#111820"}})),itemStyle:{borderColor:o.ink,borderWidth:1,opacity:1},label:{show:x>=15,formatter:({dataIndex:f})=>String(f),fontSize:Math.min(13,x*.4)},emphasis:{scale:1.1}}]}}function tt({held:e,classes:t},n){let s=e?.[n];if(!s)return"";let a=s.reduce((r,c)=>r+c,0),i=s.map((r,c)=>[r,t?.[c]??c]).filter(([r])=>r>0).sort((r,c)=>c[0]-r[0]),o=i.slice(0,4).map(([r,c])=>`${y.escaped(c)} ${Math.round(100*r/a)} %`);return`holds ${W(a,"sample")}: ${o.join(", ")}${i.length>4?", …":""}`}function xe(e){y.setTheme(e),g("theme").textContent=y.theme()==="dark"?"Light":"Dark",g("theme").setAttribute("aria-label",`Show in ${y.theme()==="dark"?"light":"dark"} colours`),B()}function Me(e){try{return e&&localStorage.setItem("parley-theme",e),localStorage.getItem("parley-theme")??"auto"}catch{return e??"auto"}}g("theme").addEventListener("click",()=>xe(Me(y.theme()==="dark"?"light":"dark")));document.addEventListener("parley-theme",()=>g("theme").textContent=y.theme()==="dark"?"Light":"Dark");g("search").addEventListener("input",Q);g("search").addEventListener("keydown",e=>{e.key==="ArrowDown"&&g("list").querySelector(".run button")?.focus()});document.addEventListener("keydown",e=>{e.key!=="/"||/^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName)||(e.preventDefault(),g("drawer").open=!0,g("search").focus())});window.addEventListener("hashchange",()=>location.hash.includes("run=")&&J(de()));document.querySelector(".skip").addEventListener("click",e=>{e.preventDefault(),g("shown").focus()});le.addEventListener("change",B);var Ne=window.matchMedia("(max-width: 52rem)"),_e=()=>g("drawer").open=!Ne.matches;Ne.addEventListener("change",_e);_e();xe(Me());me();B();})();
+// The live page: follows /api/events, shows the runs that are chosen, one alone or several side by
+// side. What is chosen stands in the address (#run=...&run=...), so that it survives a reload.
+const { parley } = window;
+const { make } = parley;
+const MOST = 12; // as many as the server follows for one page
+const STATES = ["running", "finished", "stopped", "failed", "died"];
+// What runs of older versions have measured.
+const ACCURACY = [{ name: "accuracy", title: "accuracy", share: true, higher: true }];
+const measuresOf = (id) => (rows.get(id)?.measures?.length ? rows.get(id).measures : ACCURACY);
+const AXES = { epoch: "epoch", megabytes: "MB sent per agent", seconds: "seconds of training" };
+
+const $ = (id) => document.getElementById(id);
+const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+const rows = new Map(); // id -> what the list says of a run
+const runs = new Map(); // id -> what is known of a run that is shown
+let about = { root: "", there: true, note: "" };
+let order = [];
+let chosen = fromAddress();
+let only = new Set();
+let axis = "epoch";
+let sections = { order: [], html: {}, names: {} }; // what the server has drawn of the chosen runs
+let source = null;
+let view = null;
+let heard = 0;
+
+function fromAddress() {
+  return [...new Set(new URLSearchParams(location.hash.slice(1)).getAll("run"))].slice(0, MOST);
+}
+
+const figure = (m, record, form) => (m.share ? percent(record[`${m.name}_${form}`]) : parley.number(record[`${m.name}_${form}`]));
+const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(1)} %` : "–");
+const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "";
+  if (seconds < 60) return `${Math.ceil(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.round(seconds / 86400)} days`;
+}
+
+// ---- the connection
+
+function connect() {
+  source?.close();
+  const query = new URLSearchParams([...chosen.map((id) => ["watch", id]), ["against", axis]]);
+  source = new EventSource(`/api/events?${query}`);
+  // A stream begins with everything, whatever an earlier one has told.
+  const listen = (kind, act) =>
+    source.addEventListener(kind, ({ data }) => {
+      heard = Date.now();
+      $("link").textContent = "live";
+      act(JSON.parse(data));
+    });
+  listen("runs", (told) => {
+    rows.clear();
+    told.runs.forEach((row) => rows.set(row.id, { ...row, heard: Date.now() }));
+    about = told;
+    listed();
+  });
+  listen("changes", (told) => {
+    told.gone.forEach((id) => rows.delete(id));
+    told.changed.forEach((row) => rows.set(row.id, { ...row, heard: Date.now() }));
+    about = told;
+    listed();
+  });
+  listen("about", (told) => {
+    Object.assign(known(told.id), { about: told });
+    show();
+  });
+  listen("series", (told) => {
+    Object.assign(known(told.id), told);
+    show();
+  });
+  listen("sections", ({ order, changed, names }) => {
+    sections = { order, html: { ...sections.html, ...changed }, names };
+    show();
+  });
+  source.onerror = () => {
+    $("link").textContent = "connection lost, trying again …";
+  };
+}
+
+function known(id) {
+  if (!runs.has(id)) runs.set(id, { id, frames: [], records: 0 });
+  return runs.get(id);
+}
+
+// ---- the list
+
+function listed() {
+  order = [...rows.values()];
+  order.sort((a, b) => b.began - a.began || (a.id < b.id ? -1 : 1));
+  $("root").textContent = about.root;
+  document.title = `Parley: ${about.root}`;
+  if (!chosen.length && order.length) {
+    // Nothing was chosen yet: what is going on, else the newest.
+    choose([(order.find((row) => row.state === "running") ?? order[0]).id], true);
+  }
+  drawList();
+  show();
+}
+
+function matches(row, words) {
+  const fields = ["data", "model", "agents", "topology", "partition", "seed", "epochs"];
+  const text = [row.id, row.label, row.state, ...fields.map((f) => `${f}:${row[f]} ${row[f]}`)].join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+function drawList() {
+  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = order.filter((row) => matches(row, words));
+  drawStates(found);
+  const shown = found.filter((row) => !only.size || only.has(row.state));
+  const going = order.filter((row) => row.state === "running").length;
+  const some = shown.length === order.length ? plural(order.length, "run") : `${shown.length} of ${plural(order.length, "run")}`;
+  setText($("count"), `${some}${going ? `, ${going} running` : ""}`);
+  const groups = new Map();
+  shown.forEach((row) => groups.set(row.group, [...(groups.get(row.group) ?? []), row]));
+  const list = $("list");
+  keyed(list, [...groups], ([name]) => `group ${name}`, makeGroup, drawGroup);
+  if (!order.length) {
+    list.replaceChildren(
+      make("p", { className: "faint" }, about.there ? "No runs here yet." : `${about.root} does not exist yet.`),
+      make("p", { className: "faint" }, "Start one, and it will appear here: ", make("code", {}, "parley train")),
+    );
+  } else if (!shown.length) {
+    list.replaceChildren(make("p", { className: "faint" }, "No run matches."));
+  }
+}
+
+function drawStates(found) {
+  const there = STATES.filter((state) => order.some((row) => row.state === state) || only.has(state));
+  keyed(
+    $("states"), there, (state) => state,
+    (state) => {
+      const button = make("button", { type: "button" });
+      button.addEventListener("click", () => {
+        if (!only.delete(state)) only.add(state);
+        drawList();
+      });
+      return button;
+    },
+    (button, state) => {
+      button.setAttribute("aria-pressed", String(only.has(state)));
+      setText(button, `${state} ${found.filter((row) => row.state === state).length}`);
+    },
+  );
+}
+
+/** Makes, updates and orders children by key, so that focus stays where it is. */
+function keyed(parent, items, key, create, update) {
+  const present = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const wanted = items.map((item) => {
+    const child = present.get(key(item)) ?? create(item);
+    child.dataset.key = key(item);
+    update(child, item);
+    return child;
+  });
+  const same = wanted.length === parent.children.length && wanted.every((child, k) => child === parent.children[k]);
+  if (!same) {
+    const held = document.activeElement;
+    parent.replaceChildren(...wanted);
+    if (held !== document.activeElement && parent.contains(held)) held.focus();
+  }
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function makeGroup([name]) {
+  const section = make("section", {}, make("ul"));
+  if (name) {
+    const button = make("button", { type: "button" }, "Compare");
+    button.setAttribute("aria-label", `Compare the runs of ${name}`);
+    button.addEventListener("click", () => choose(representatives(name)));
+    section.prepend(make("div", { className: "group" }, make("h2", {}, name), button));
+  }
+  return section;
+}
+
+/** The runs of a folder to put side by side: of every kind the lowest seed, then the next. */
+function representatives(group) {
+  const members = order.filter((row) => row.group === group);
+  const earlier = (row) => members.filter((other) => other.label === row.label && (other.seed ?? 0) < (row.seed ?? 0)).length;
+  const kinds = new Set(members.map((row) => row.label)).size;
+  const sorted = members.map((row) => [earlier(row), row]).sort((a, b) => a[0] - b[0]);
+  const wanted = kinds > 1 ? sorted.filter(([place]) => place === 0) : sorted;
+  return wanted.slice(0, MOST).map(([, row]) => row.id);
+}
+
+function drawGroup(section, [name, members]) {
+  if (name) section.querySelector(".group button").hidden = members.length < 2;
+  keyed(section.querySelector("ul"), members, (row) => row.id, makeRun, drawRun);
+}
+
+function makeRun(row) {
+  const tick = make("input", { type: "checkbox" });
+  tick.setAttribute("aria-label", `${row.id} beside the others`);
+  tick.addEventListener("change", () => {
+    const wanted = tick.checked ? [...chosen, row.id] : chosen.filter((id) => id !== row.id);
+    if (wanted.length > MOST) {
+      tick.checked = false;
+      say(`At most ${MOST} runs fit side by side.`);
+      return;
+    }
+    choose(wanted);
+  });
+  const parts = ["name", "state", "about", "score"].map((part) => make("span", { className: part }));
+  const button = make("button", { type: "button" }, ...parts);
+  button.addEventListener("click", () => choose([row.id]));
+  button.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const all = [...$("list").querySelectorAll(".run button")];
+    all[all.indexOf(button) + step]?.focus();
+  });
+  return make("li", { className: "run" }, tick, button);
+}
+
+function drawRun(item, row) {
+  const [tick, button] = item.children;
+  const [name, state, facts, score] = button.children;
+  tick.checked = chosen.includes(row.id);
+  item.classList.toggle("chosen", tick.checked);
+  button.setAttribute("aria-current", String(tick.checked));
+  setText(name, row.name);
+  button.title = row.id;
+  state.className = `state ${row.state}`;
+  setText(state, row.state === "running" ? `${Math.floor(100 * row.done)} %` : row.state);
+  setText(facts, [row.label, row.data, row.agents && `${row.agents} agents`, Number.isInteger(row.seed) && `seed ${row.seed}`].filter(Boolean).join(", "));
+  setText(score, figure(measuresOf(row.id)[0], row.last, "mean_model"));
+}
+
+function choose(ids, quietly = false) {
+  if (ids.join("\n") === chosen.join("\n")) return;
+  const before = chosen;
+  chosen = ids;
+  sections = { order: [], html: {}, names: {} };
+  runs.forEach((_, id) => !ids.includes(id) && runs.delete(id));
+  history.replaceState(null, "", `#${new URLSearchParams(ids.map((id) => ["run", id]))}`);
+  if (!quietly) drawList();
+  // A new stream tells everything again; what is shown stays until it does.
+  if (ids.join() !== before.join()) connect();
+  show();
+}
+
+function say(words) {
+  $("link").textContent = words;
+}
+
+// ---- what is shown
+
+let pending = false;
+function show() {
+  if (pending) return;
+  pending = true;
+  requestAnimationFrame(() => {
+    pending = false;
+    draw();
+  });
+}
+
+function draw() {
+  // What was measured is not known before a run's row is.
+  const key = chosen.map((id) => [id, ...measuresOf(id).map((m) => m.name)].join(" ")).join("\n");
+  if (!view || view.key !== key) {
+    view?.dispose();
+    $("shown").replaceChildren();
+    view = chosen.length > 1 ? sideBySide(key) : chosen.length ? alone(key) : nothing(key);
+  }
+  view.update();
+}
+
+function nothing(key) {
+  const words = make("p", { className: "faint" });
+  $("shown").append(words);
+  return { key, dispose() {}, update: () => setText(words, order.length ? "Choose a run from the list." : "Nothing to show yet.") };
+}
+
+function axisChoice() {
+  const select = make("select", { id: "axis" }, ...Object.entries(AXES).map(([value, name]) => make("option", { value }, name)));
+  select.value = axis;
+  select.addEventListener("change", () => {
+    axis = select.value;
+    connect();
+  });
+  return make("div", { className: "tools" }, make("label", { htmlFor: "axis" }, "Against"), select);
+}
+
+/** The report's sections of the chosen runs, as the server draws them; what has not changed stays. */
+function drawings() {
+  const element = make("div", { className: "drawings" });
+  const update = () => {
+    keyed(element, sections.order, (name) => name, () => make("div"), (part, name) => {
+      const html = sections.html[name];
+      if (part.html === html) return;
+      part.html = html;
+      part.innerHTML = html;
+      parley.refresh(part);
+    });
+  };
+  return { element, update };
+}
+
+function going(id) {
+  const state = make("span", { className: "state" });
+  const bar = make("progress", { max: 1 });
+  const words = make("span", { className: "faint" });
+  bar.setAttribute("aria-label", "progress");
+  const element = make("div", { className: "going" }, state, bar, words);
+  const update = () => {
+    const row = rows.get(id);
+    element.hidden = !row;
+    if (!row) return;
+    state.className = `state ${row.state}`;
+    setText(state, row.state);
+    bar.value = row.done;
+    const left = row.left === null ? NaN : Math.max(0, row.left - (Date.now() - row.heard) / 1000);
+    const remaining = row.state === "running" ? (Number.isFinite(left) ? `about ${duration(left)} left` : "time left not known yet") : "";
+    setText(words, [`epoch ${row.last.epoch ?? 0} of ${row.epochs ?? "?"}`, `${Math.floor(100 * row.done)} %`, remaining].filter(Boolean).join(" · "));
+  };
+  const timer = setInterval(update, 1000);
+  return { element, update, dispose: () => clearInterval(timer) };
+}
+
+function troubles(id) {
+  const row = rows.get(id);
+  const run = runs.get(id);
+  const found = [];
+  if (!row) found.push(order.length || heard ? "This run does not exist (any more)." : "");
+  if (row?.state === "died") found.push(`It died: ${row.why}. The same command with --resume continues from its last checkpoint.`);
+  if (row?.state === "failed") found.push(`It failed: ${row.why}`);
+  if (row?.note) found.push(row.note);
+  if (run?.damaged) {
+    const which = `${run.damaged_lines.join(", ")}${run.damaged > run.damaged_lines.length ? ", …" : ""}`;
+    found.push(`${plural(run.damaged, "damaged line")} of records.jsonl skipped (${which}).`);
+  }
+  return found.filter(Boolean);
+}
+
+function notes() {
+  const element = make("div");
+  element.setAttribute("role", "status");
+  return {
+    element,
+    update(words) {
+      if (element.dataset.words === words.join("\n")) return;
+      element.dataset.words = words.join("\n");
+      element.replaceChildren(...words.map((text) => make("p", { className: "note" }, text)));
+    },
+  };
+}
+
+function facts(row) {
+  const { data, model, agents, topology, partition, seed } = row;
+  return [data, model, agents && `${agents} agents`, topology, partition, Number.isInteger(seed) && `seed ${seed}`].filter(Boolean).join(" · ");
+}
+
+const TILES = {
+  "averaged model": (r, m) => figure(m, r, "mean_model"),
+  "own models": (r, m) => figure(m, r, "own"),
+  "after gossip": (r, m) => figure(m, r, "after_gossip"),
+  "test loss": (r) => parley.number(r.loss),
+  "distance": (r) => parley.number(r.consensus_distance),
+  "sent per agent": (r) => parley.number((r.bytes_models + r.bytes_cross_gradients) / 1e6, "MB"),
+};
+
+function alone(key) {
+  const [id] = chosen;
+  const run = () => known(id);
+  const title = make("h2");
+  const sub = make("p", { className: "sub faint" });
+  const state = going(id);
+  const trouble = notes();
+  const values = Object.fromEntries(Object.keys(TILES).map((name) => [name, make("dd")]));
+  const tiles = make("dl", { className: "tiles" }, ...Object.entries(values).map(([name, dd]) => make("div", {}, make("dt", {}, name), dd)));
+  const graph = graphCard("Distance of each agent from the mean", id);
+  const charts = drawings();
+  const thinned = make("p", { className: "faint" });
+  const table = make("tbody");
+  const more = make(
+    "details", { className: "more" }, make("summary", {}, "Experiment and machine"),
+    make("div", { className: "scroll" }, make("table", {}, table)),
+  );
+  const update = () => {
+    const row = rows.get(id);
+    setText(title, row ? `${row.label} on ${row.data ?? "?"}` : id);
+    setText(sub, [id, row && facts(row)].filter(Boolean).join(" · "));
+    state.update();
+    trouble.update(troubles(id));
+    for (const [name, dd] of Object.entries(values)) setText(dd, TILES[name](row?.last ?? {}, measuresOf(id)[0]));
+    graph.update();
+    charts.update();
+    const { records, stride, about: told } = run();
+    setText(thinned, stride > 1 ? `${plural(records, "record")}; curves show one in ${stride}.` : "");
+    if (told && table.told !== told) {
+      table.told = told;
+      const { algorithm, ...options } = told.options;
+      const pairs = { ...options, ...(typeof algorithm === "object" ? algorithm : { algorithm }), ...told.environment };
+      table.replaceChildren(
+        ...Object.entries(pairs).map(([name, value]) => {
+          const head = make("th", { scope: "row" }, name);
+          return make("tr", {}, head, make("td", {}, typeof value === "object" ? JSON.stringify(value) : String(value)));
+        }),
+      );
+    }
+  };
+  $("shown").append(
+    title, sub, state.element, trouble.element, tiles, axisChoice(),
+    make("div", { className: "sections" }, graph.element, charts.element), thinned, more,
+  );
+  return { key, update, dispose: () => [state, graph].forEach((part) => part.dispose()) };
+}
+
+/** Short names that tell the chosen runs apart, as in the charts. */
+const names = () => chosen.map((id) => sections.names[id] ?? rows.get(id)?.label ?? id);
+
+function sideBySide(key) {
+  const ids = [...chosen];
+  const title = make("h2", {}, `${ids.length} runs side by side`);
+  const trouble = notes();
+  const body = make("tbody");
+  const head = make("thead", {}, make("tr", {}, ...["run", "state", "epoch", ...Object.keys(TILES)].map((name) => make("th", { scope: "col" }, name))));
+  const table = make("div", { className: "scroll", tabIndex: 0 }, make("table", {}, head, body));
+  table.setAttribute("role", "region");
+  table.setAttribute("aria-label", "The newest figures of each run");
+  const charts = drawings();
+  const graphs = ids.map((id, k) => graphCard(names()[k], id));
+  const update = () => {
+    const called = names();
+    trouble.update(ids.flatMap((id, k) => troubles(id).map((words) => `${called[k]}: ${words}`)));
+    keyed(
+      body, ids.map((id, k) => [id, called[k]]), ([id]) => id,
+      () => make("tr", {}, make("th", { scope: "row" }), make("td", {}, make("span")), ...["epoch", ...Object.keys(TILES)].map(() => make("td"))),
+      (tr, [id, name]) => {
+        const row = rows.get(id);
+        const [th, state, epoch, ...cells] = tr.children;
+        setText(th, name);
+        th.title = id;
+        state.firstChild.className = `state ${row?.state ?? ""}`;
+        setText(state.firstChild, row ? `${row.state}${row.state === "running" && row.left !== null ? `, ${duration(row.left)} left` : ""}` : "missing");
+        setText(epoch, `${row?.last.epoch ?? 0} of ${row?.epochs ?? "?"}`);
+        Object.values(TILES).forEach((tile, k) => setText(cells[k], tile(row?.last ?? {}, measuresOf(id)[0])));
+      },
+    );
+    charts.update();
+    graphs.forEach((g, k) => g.update(called[k]));
+  };
+  $("shown").append(
+    title, trouble.element, table, axisChoice(), make("div", { className: "sections" }, charts.element),
+    make("div", { className: "graphs" }, ...graphs.map((g) => g.element)),
+  );
+  return { key, update, dispose: () => graphs.forEach((part) => part.dispose()) };
+}
+
+// ---- the graph: colour is the distance to the mean, moving dots are messages
+
+function graphCard(title, id) {
+  const heading = make("h3", {}, title);
+  const picture = make("div", { className: "parley-canvas" });
+  const element = make("section", { className: "graph" }, heading, picture);
+  const caption = make("p", { className: "faint key" });
+  const slider = make("input", { type: "range", min: 0, max: 0, value: 0 });
+  slider.setAttribute("aria-label", `Epoch of the graph of ${title}`);
+  const at = make("output");
+  const play = make("button", { type: "button" }, "Play");
+  element.append(make("div", { className: "replay" }, play, slider, at), caption);
+  element.hidden = true;
+  let follow = true;
+  let timer = null;
+  const run = () => known(id);
+  const stop = () => {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "Play";
+  };
+  slider.addEventListener("input", () => {
+    stop();
+    follow = Number(slider.value) === Number(slider.max);
+    update();
+  });
+  play.addEventListener("click", () => {
+    if (timer) {
+      stop();
+      return;
+    }
+    if (Number(slider.value) === Number(slider.max)) slider.value = 0;
+    follow = false;
+    play.textContent = "Pause";
+    timer = setInterval(() => {
+      slider.value = Number(slider.value) + 1;
+      follow = Number(slider.value) === Number(slider.max);
+      if (follow) stop();
+      update();
+    }, 150);
+    update();
+  });
+  const update = (name) => {
+    if (name) setText(heading, name);
+    const graph = run().about?.graph;
+    element.hidden = !graph;
+    if (element.hidden) return;
+    if (picture.drawing !== graph.drawing) {
+      picture.drawing = graph.drawing;
+      picture.innerHTML = graph.drawing;
+    }
+    const all = run().frames;
+    slider.max = Math.max(0, all.length - 1);
+    if (follow) slider.value = slider.max;
+    const frame = all[Number(slider.value)];
+    slider.disabled = play.disabled = all.length < 2;
+    setText(at, frame ? `epoch ${frame.epoch}` : "no record");
+    const row = rows.get(id);
+    const moving = (row?.state === "running" || timer !== null) && !still.matches;
+    const scale = scaleOf(all);
+    picture.firstChild?.setAttribute("aria-label", inWords(graph, frame));
+    colour(picture, graph, frame, scale, measuresOf(id)[0]);
+    move(picture, graph, row?.last ?? {}, moving);
+    drawCaption(caption, graph, { scale, frame, sent: row?.last ?? {} });
+  };
+  return { element, update, dispose: stop };
+}
+
+/** The range of all distances of a run; they fall by orders of magnitude, so colours are logarithmic. */
+function scaleOf(frames) {
+  const found = frames.flatMap((f) => f.distance_agents ?? []).filter((d) => d > 0);
+  if (!found.length) return null;
+  const high = found.reduce((a, b) => Math.max(a, b));
+  const low = found.reduce((a, b) => Math.min(a, b));
+  return { low: Math.min(low, high / 10), high };
+}
+
+const shade = (distance, { low, high }) => Math.max(0, Math.log(Math.max(distance, low) / low) / Math.log(high / low));
+
+function inWords(graph, frame) {
+  const count = graph.places.length;
+  const distances = frame?.distance_agents;
+  if (!distances) return `${count} agents and the edges between them.`;
+  const present = distances.filter(Number.isFinite); // absent agents have none
+  const far = distances.indexOf(Math.max(...present));
+  const near = distances.indexOf(Math.min(...present));
+  return (
+    `${count} agents at epoch ${frame.epoch}. Farthest from the mean is agent ${far} ` +
+    `(${parley.number(distances[far])}), nearest agent ${near} (${parley.number(distances[near])}).`
+  );
+}
+
+/** Each agent in the colour of its distance, which is also said where the pointer is. */
+function colour(picture, graph, frame, scale, first) {
+  const distances = frame?.distance_agents;
+  const measured = frame?.[`${first.name}_agents`];
+  graph.places.forEach((_, agent) => {
+    const [circle, words] = ["circle", "text"].map((tag) => picture.querySelector(`${tag}[data-of="agent ${agent}"]`));
+    if (!circle) return;
+    const known = distances && scale && Number.isFinite(distances[agent]);
+    const share = known ? shade(distances[agent], scale) : 0;
+    circle.style.fill = known ? `var(--c-heat${Math.round(32 * share)})` : "";
+    if (words) words.style.fill = known && share > 0.45 ? "var(--c-paper)" : "";
+    const title = circle.querySelector("title");
+    circle.told ??= title.textContent;
+    const said = [circle.told, known && `distance ${parley.number(distances[agent])}`];
+    if (measured) said.push(`${first.title} ${figure(first, { [`${first.name}_agents`]: measured[agent] }, "agents")}`);
+    setText(title, said.filter(Boolean).join("\n"));
+  });
+}
+
+/** Dots that move along the edges: models, and cross-gradients back, as large as what is sent. */
+function move(picture, { places, edges }, sent, moving) {
+  const kinds = [["line0", sent.bytes_models || 0], ["line1", sent.bytes_cross_gradients || 0]];
+  const key = moving && edges.length <= 600 ? kinds.join() : "";
+  if (picture.moving === key && picture.querySelector(".moving")) return;
+  picture.moving = key;
+  picture.querySelector(".moving")?.remove();
+  const drawing = picture.firstChild;
+  if (!drawing) return;
+  const node = (tag, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
+    return made;
+  };
+  const group = drawing.appendChild(node("g", { class: "moving" }));
+  if (!key) return;
+  const largest = Math.max(...kinds.map(([, bytes]) => bytes), 1);
+  kinds.forEach(([name, bytes], back) => {
+    if (!bytes) return;
+    for (const pair of edges) {
+      const [from, to] = (back ? [...pair].reverse() : pair).map((agent) => places[agent].join(" "));
+      const dot = group.appendChild(node("circle", { r: Math.max(1.5, 3.5 * Math.sqrt(bytes / largest)), style: `fill:var(--c-${name})` }));
+      dot.append(node("animateMotion", { dur: "2.2s", begin: `${-1.1 * back}s`, repeatCount: "indefinite", path: `M${from}L${to}` }));
+    }
+  });
+}
+
+function drawCaption(caption, graph, { scale, sent, frame }) {
+  const dot = (name) => make("i", { style: `background:var(--c-${name})` });
+  const parts = [];
+  if (frame?.distance_agents && scale) {
+    const bar = make("i", { className: "bar", style: `background:linear-gradient(90deg,${[0, 8, 16, 24, 32].map((k) => `var(--c-heat${k})`)})` });
+    parts.push("Distance to the mean: ", parley.number(scale.low), bar, `${parley.number(scale.high)}. `);
+  }
+  if (graph.edges.length) {
+    parts.push("Moving: ", dot("line0"), "models");
+    if (sent.bytes_cross_gradients > 0) parts.push(dot("line1"), "cross-gradients back");
+    parts.push(". ");
+  }
+  if (graph.note) parts.push(`Note: ${graph.note}.`);
+  caption.replaceChildren(...parts);
+}
+
+// ---- the page
+
+function remembered(name) {
+  try {
+    if (name) localStorage.setItem("parley-theme", name);
+    return localStorage.getItem("parley-theme") ?? "auto";
+  } catch {
+    return name ?? "auto";
+  }
+}
+
+parley.themeButton($("theme"), remembered);
+$("search").addEventListener("input", drawList);
+$("search").addEventListener("keydown", (event) => {
+  if (event.key === "ArrowDown") $("list").querySelector(".run button")?.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement?.tagName)) return;
+  event.preventDefault();
+  $("drawer").open = true;
+  $("search").focus();
+});
+window.addEventListener("hashchange", () => location.hash.includes("run=") && choose(fromAddress()));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which runs are shown
+  $("shown").focus();
+});
+still.addEventListener("change", show);
+const narrow = window.matchMedia("(max-width: 52rem)");
+const fold = () => ($("drawer").open = !narrow.matches);
+narrow.addEventListener("change", fold);
+fold();
+parley.setTheme(remembered());
+connect();
+show();

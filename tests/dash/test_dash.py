@@ -109,12 +109,13 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from starlette.testclient import TestClient
-from parley.dash.app import build
+from parley.dash.app import Stream, build
 from parley.dash.runs import Runs
 asked = TestClient(build(Runs(Path(sys.argv[1]))), base_url="http://127.0.0.1:8642")
 assert asked.get("/api/runs").json()["runs"][0]["label"] == "NGC"
 assert asked.get("/api/run", params={"run": "run"}).json()["graph"]["edges"]
 assert asked.get("/api/series", params={"run": "run"}).json()["records"] == 3
+assert "sections" in dict(Stream(Runs(Path(sys.argv[1])), ["run"]).look())
 assert "torch" not in sys.modules and "matplotlib" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
@@ -140,7 +141,7 @@ def test_a_run_whose_experiment_is_damaged_or_of_another_version(tmp_path: Path)
     assert found["damaged"]["note"] == "experiment.toml is damaged"
     assert (found["newer"]["label"], found["newer"]["note"]) == ("hyper", "")
     answer = client(tmp_path).get("/api/run", params={"run": "newer"}).json()
-    assert answer["options"]["warp"] == 9 and answer["graph"]["positions"] == []
+    assert answer["options"]["warp"] == 9 and answer["graph"]["places"] == []
 
 
 def test_too_many_folders_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +244,7 @@ def test_a_real_run_while_active_and_after_it_was_killed(tmp_path: Path) -> None
     assert command.until(lambda: row()["left"] is not None and "epoch" in row()["last"])
     assert row()["state"] == "running" and 0 < row()["done"] < 1 and row()["left"] > 0
     about = runs.about("live")
-    assert len(about["graph"]["positions"]) == 3 and about["graph"]["edges"]
+    assert len(about["graph"]["places"]) == 3 and about["graph"]["edges"]
     frame = runs.series("live")["frames"][-1]
     assert len(frame["distance_agents"]) == len(frame["accuracy_agents"]) == 3
     command.send(signal.SIGKILL)
@@ -268,16 +269,21 @@ def test_series_of_a_run(tmp_path: Path) -> None:
 def test_a_stream_tells_each_thing_once(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     stream = Stream(Runs(tmp_path), ["run", "not-yet"])
-    assert [kind for kind, _ in stream.look()] == ["runs", "about", "series"]
+    assert [kind for kind, _ in stream.look()] == ["runs", "about", "series", "sections"]
     assert stream.look() == []
     folder.append({"epoch": 4, "loss": 0.25})
     news = dict(stream.look())
-    assert news.keys() == {"changes", "series"}
+    assert news.keys() == {"changes", "series", "sections"}
     assert [row["last"]["epoch"] for row in news["changes"]["changed"]] == [4]
-    assert news["series"]["x"] == [1, 2, 3, 4]
+    assert news["series"]["records"] == 4
+    told = news["sections"]
+    assert told["names"] == {"run": "NGC"} and "loss" in told["changed"]
+    assert "graph" not in told["order"] and "0.25" in told["changed"]["loss"]
     write_run(tmp_path / "not-yet", records=1)
     news = stream.look()
-    assert [(k, d.get("id")) for k, d in news[1:]] == [("about", "not-yet"), ("series", "not-yet")]
+    wanted = [("about", "not-yet"), ("series", "not-yet"), ("sections", None)]
+    assert [(k, d.get("id")) for k, d in news[1:]] == wanted
+    assert news[-1][1]["names"] == {"run": "NGC (run)", "not-yet": "NGC (not-yet)"}
     for path in (folder.path).iterdir():
         path.unlink()
     folder.path.rmdir()
@@ -295,6 +301,22 @@ def test_damage_is_told_when_it_happens(tmp_path: Path) -> None:
     assert dict(stream.look())["series"]["damaged_lines"] == [4]
 
 
+def test_curves_are_drawn_against_what_is_asked_for(tmp_path: Path) -> None:
+    write_run(tmp_path / "run").append({"epoch": 4, "loss": 0.25, "seconds": 2.5})
+    for against, words in (("epoch", "over epoch:"), ("seconds", "over seconds of training:")):
+        told = dict(Stream(Runs(tmp_path), ["run"], against).look())["sections"]
+        assert words in told["changed"]["loss"], against
+
+
+def test_what_cannot_be_drawn_does_not_end_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run")
+    monkeypatch.setattr("parley.dash.app.drawn", lambda *_: 1 / 0)
+    told = dict(Stream(Runs(tmp_path), ["run"]).look())
+    assert "damaged" in told["sections"]["changed"]["damaged"] and "series" in told
+
+
 def test_events_as_a_browser_gets_them(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     looks = iter([False, False, True])
@@ -302,9 +324,9 @@ def test_events_as_a_browser_gets_them(tmp_path: Path) -> None:
     answer = asked.get("/api/events", params={"watch": ["run"]})
     assert answer.headers["content-type"].startswith("text/event-stream")
     kinds = re.findall(r"^event: (\w+)$", answer.text, re.MULTILINE)
-    assert kinds == ["runs", "about", "series"]
+    assert kinds == ["runs", "about", "series", "sections"]
     data = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert data[2]["x"] == [1, 2, 3]
+    assert data[2]["records"] == 3 and "<svg" in data[3]["changed"]["loss"]
 
 
 def test_a_page_watches_only_so_many(tmp_path: Path) -> None:
@@ -350,10 +372,10 @@ def test_the_graph_is_that_of_the_run(tmp_path: Path) -> None:
             progress=False,
         )  # fmt: skip
     named = Runs(tmp_path).about("named")["graph"]
-    assert named["directed"] and [e[:2] for e in named["edges"]] == [[3, 0], [0, 1], [1, 2], [2, 3]]
-    assert sum(map(sum, named["held"])) > 1000 and len(named["classes"]) == 10
+    assert named["edges"] == [[3, 0], [0, 1], [1, 2], [2, 3]] and len(named["places"]) == 4
+    assert named["drawing"].count('data-of="arrow"') == 4 and "samples" in named["drawing"]
     path.unlink()
-    pairs = {tuple(sorted(e[:2])) for e in Runs(tmp_path).about("file")["graph"]["edges"]}
+    pairs = {tuple(sorted(e)) for e in Runs(tmp_path).about("file")["graph"]["edges"]}
     assert pairs == {(0, 1), (1, 2), (0, 2), (2, 3)}
 
 
@@ -361,17 +383,17 @@ def test_graphs_that_are_not_known_or_too_large(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0 1\n")
     options = {"agents": 2, "topology": f"file:{secret}"}
-    assert graph(options, None)["note"] == "its graph cannot be reconstructed here"
-    assert graph(options, None)["edges"] == [] and len(graph(options, None)["positions"]) == 2
+    assert "graph files named in a run are not opened" in graph(options, None)["note"]
+    assert graph(options, None)["edges"] == [] and graph(options, None)["drawing"] == ""
     assert graph({"agents": 3}, {"edges": [[0, 9, 1.0]], "topology": "x"})["edges"] == []
     damaged = {"edges": "x", "topology": "torus:axb"}
-    assert len(graph({"agents": 3, "topology": "ring"}, damaged)["edges"]) == 6, "the named one"
+    assert len(graph({"agents": 3, "topology": "ring"}, damaged)["edges"]) == 3, "the named one"
     assert graph({"agents": 3, "topology": "torus:axb"}, damaged)["note"]
-    large = graph({"agents": 5000}, None)
-    assert large["note"].startswith("the graph of more than") and len(large["positions"]) == 300
+    large = graph({"agents": 5000, "topology": "ring"}, None)
+    assert large["note"] == "a graph of 5000 agents is too large to draw"
     dense = graph({"agents": 100, "topology": "full"}, None)
-    assert dense["note"] == "9,900 edges are too many to draw" and dense["edges"] == []
-    assert graph({"agents": "x"}, None)["positions"] == []
+    assert dense["note"] == "4,950 edges are too many to draw" and dense["edges"] == []
+    assert graph({"agents": "x"}, None)["places"] == []
 
 
 # Whom it refuses

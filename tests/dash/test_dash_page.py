@@ -22,30 +22,11 @@ from parley.store.status import held
 from tests.browser import browser, faults, overflow, page
 from tests.processes import Command, until
 
-COLOURS = """(selector) => {
-  // How many different colours are drawn: a blank canvas has one.
-  const seen = new Set();
-  for (const canvas of document.querySelectorAll(`${selector} canvas`)) {
-    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-    new Uint32Array(data.buffer).forEach((pixel) => seen.add(pixel));
-  }
-  return seen.size;
-}"""
-PICTURE = """(selector) =>
-  [...document.querySelectorAll(`${selector} canvas`)].map((c) => c.toDataURL()).join()"""
-
-
-PIXELS = """([selector, colour]) => {
-  // How many pixels have this colour, given as red, green and blue.
-  let count = 0;
-  for (const canvas of document.querySelectorAll(`${selector} canvas`)) {
-    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-    for (let k = 0; k < data.length; k += 4) {
-      if (colour.every((part, c) => data[k + c] === part)) count += 1;
-    }
-  }
-  return count;
-}"""
+DRAWN = """(selector) =>
+  [...document.querySelectorAll(`${selector} path[stroke-width='2']`)]
+    .filter((line) => getComputedStyle(line).display !== "none")
+    .map((line) => line.getAttribute("d")).join()"""
+"""The curves that are seen."""
 
 
 @contextmanager
@@ -87,16 +68,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def card(title: str) -> str:
-    return f'.card:has(h3:text-is("{title}"))'
+def about(shown: Any, title: str) -> str:
+    """What is said of a chart."""
+    figure = shown.locator(f'figure:has(figcaption:text-is("{title}")) .parley-canvas > svg')
+    return str(figure.get_attribute("aria-label"))
 
 
-def label(shown: Any, title: str) -> str:
-    return str(shown.locator(f"{card(title)} .parley-canvas").get_attribute("aria-label"))
+def about_graph(shown: Any) -> str:
+    return str(shown.locator(".graph .parley-canvas > svg").first.get_attribute("aria-label"))
 
 
-def ready(shown: Any, title: str = "Test accuracy") -> None:
-    shown.wait_for_selector(f"{card(title)} canvas")
+def ready(shown: Any, section: str = "accuracy") -> None:
+    shown.wait_for_selector(f"#{section} svg")
 
 
 def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path: Path) -> None:
@@ -108,14 +91,15 @@ def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path:
         try:
             ready(shown)
             shown.wait_for_selector("text=/about .* left/")
-            first = label(shown, "Test accuracy")
+            first = about(shown, "Test accuracy")
             assert "averaged model" in first and "%" in first
-            assert shown.evaluate(COLOURS, ".card:nth-child(2)") > 3
+            curves = shown.evaluate(DRAWN, "#accuracy")
+            shown.wait_for_function(f"old => ({DRAWN})('#accuracy') !== old", arg=curves)
             epoch = shown.locator(".going").inner_text()
             shown.wait_for_function(
                 "old => document.querySelector('.going').innerText !== old", arg=epoch
             )
-            graph = label(shown, "Distance of each agent from the mean")
+            graph = about_graph(shown)
             assert graph.startswith("5 agents at epoch ") and "Farthest from the mean" in graph
             command.send(signal.SIGKILL)
             command.wait()
@@ -131,11 +115,13 @@ def test_curves_grow_during_a_run_and_its_death_is_seen(chromium: Any, tmp_path:
         with (root / "live/records.jsonl").open("a") as file:
             file.write("nonsense\n" + news[:40])
         shown.wait_for_selector("text=1 damaged line of records.jsonl skipped")
-        assert "12.5 %" not in label(shown, "Test accuracy")
+        assert "12.5 %" not in about(shown, "Test accuracy")
         with (root / "live/records.jsonl").open("a") as file:
             file.write(news[40:] + "\n")
         shown.wait_for_function("() => document.querySelector('.tiles').innerText.includes('12.5')")
-        assert "averaged model 12.5 %" in label(shown, "Test accuracy")
+        shown.wait_for_function(
+            "() => document.querySelector('#accuracy svg').ariaLabel.includes('to 12.5 %')"
+        )
 
 
 def test_messages_move_unless_less_motion_is_wished(
@@ -147,13 +133,14 @@ def test_messages_move_unless_less_motion_is_wished(
     with held(run), served(tmp_path / "runs") as url, page(chromium, url) as shown:
         ready(shown)
         assert shown.locator(".going .state").inner_text() == "running"
-        picture = shown.evaluate(PICTURE, ".graph")
-        shown.wait_for_timeout(1500)
-        assert shown.evaluate(PICTURE, ".graph") == picture
+        dots = ".graph .moving circle"
+        assert shown.locator(dots).count() == 0
         shown.emulate_media(reduced_motion="no-preference")
-        moved = f"old => ({PICTURE})('.graph') !== old"
-        shown.wait_for_function(moved, arg=picture)
-        shown.wait_for_function(moved, arg=shown.evaluate(PICTURE, ".graph"))
+        shown.wait_for_selector(dots, state="attached")
+        assert shown.locator(dots).count() == 2 * 5  # models and cross-gradients on a ring of 5
+        place = f"() => document.querySelector('{dots}').getBoundingClientRect().x"
+        first = shown.evaluate(place)
+        shown.wait_for_function(f"old => ({place})() !== old", arg=first)
 
 
 def test_lines_go_on_where_some_records_lack_a_figure(
@@ -165,43 +152,41 @@ def test_lines_go_on_where_some_records_lack_a_figure(
     for field in [name for name in records[1] if "_own" in name or "_gossip" in name]:
         records[1][field] = None
     (run / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    own = [int(LINES[1][k : k + 2], 16) for k in (1, 3, 5)]
     with served(run.parent) as url, page(chromium, url) as shown:
-        shown.wait_for_selector(".card:nth-child(2) canvas")
-        assert until(lambda: shown.evaluate(PIXELS, [".card:nth-child(2)", own]) > 50)
+        ready(shown)
+        own = '#accuracy path[data-of="own models"][stroke-width="2"]'
+        drawn = str(shown.locator(own).get_attribute("d"))
+        assert drawn.count("M") == 1 and drawn.count(" ") == len(records) - 2  # one line, no gap
 
 
 def test_series_are_switched_off_by_buttons(chromium: Any, finished: Path) -> None:
     with served(finished) as url, page(chromium, f"{url}#run=both/ngc/seed-0") as shown:
         ready(shown)
-        assert shown.locator("main h2").inner_text() == "NGC on digits"
-        titles = shown.locator(".card:visible h3").all_inner_texts()
-        assert titles == [
-            "Distance of each agent from the mean", "Test accuracy", "Loss",
-            "Distance between agents", "MB sent per agent", "Norms of the bias terms",
+        assert shown.locator("main > h2").inner_text() == "NGC on digits"
+        assert shown.locator("main section:visible > h2").all_inner_texts() == [
+            "Accuracy", "Loss", "Distance between agents", "Bias terms ε and ω",
+            "Accuracy by MB sent", "Each agent", "Confusion matrices",
         ]  # fmt: skip
-        selector = ".card:nth-child(3)"
-        before = shown.evaluate(PICTURE, selector)
-        button = shown.locator(f"{selector} .parley-legend button").last
+        before = shown.evaluate(DRAWN, "#accuracy")
+        button = shown.locator("#accuracy .parley-legend button").last
         assert button.get_attribute("aria-pressed") == "true"
         button.click()
         assert button.get_attribute("aria-pressed") == "false"
-        assert shown.evaluate(PICTURE, selector) != before
+        assert shown.evaluate(DRAWN, "#accuracy") != before
         button.press("Enter")
         assert button.get_attribute("aria-pressed") == "true"
-        assert shown.evaluate(PICTURE, selector) == before
+        assert shown.evaluate(DRAWN, "#accuracy") == before
         shown.select_option("#axis", "megabytes")
-        assert "against MB sent per agent" in label(shown, "Loss")
+        shown.wait_for_function(
+            "() => document.querySelector('#loss svg').ariaLabel.includes('over MB sent')"
+        )
         # Back to the first record.
         shown.locator(".replay input").fill("0")
-        assert label(shown, "Distance of each agent from the mean").startswith(
-            "5 agents at epoch 1."
-        )
+        assert about_graph(shown).startswith("5 agents at epoch 1.")
         shown.get_by_role("button", name="Play").click()
         shown.wait_for_selector("text=epoch 4 >> nth=0")
-        shown.wait_for_function(
-            "() => document.querySelector('.graph .parley-canvas').ariaLabel.includes('epoch 4.')"
-        )
+        told = "document.querySelector('.graph .parley-canvas svg').ariaLabel"
+        shown.wait_for_function(f"() => {told}.includes('epoch 4.')")
 
 
 def test_runs_side_by_side(chromium: Any, finished: Path) -> None:
@@ -209,7 +194,7 @@ def test_runs_side_by_side(chromium: Any, finished: Path) -> None:
         ready(shown)
         shown.get_by_role("button", name="Compare the runs of both").click()
         shown.wait_for_selector("h2:text-is('2 runs side by side')")
-        ready(shown, "Accuracy, averaged model")
+        ready(shown)
         names = shown.locator("main tbody th").all_inner_texts()
         assert sorted(names) == ["D-PSGD", "NGC"]
         last = parse_json((finished / "both/ngc/seed-0/records.jsonl").read_text().splitlines()[-1])
@@ -218,12 +203,12 @@ def test_runs_side_by_side(chromium: Any, finished: Path) -> None:
         # A third one; a line that is switched off is so in all charts.
         shown.get_by_label("alone beside the others").check()
         shown.wait_for_selector("h2:text-is('3 runs side by side')")
-        ready(shown, "Distance between agents")
-        shown.locator(f"{card('Test loss, averaged model')} button", has_text="NGC").click()
-        for title in ("Accuracy after gossip", "Distance between agents"):
-            off = shown.locator(f"{card(title)} button", has_text="NGC")
+        ready(shown, "distance")
+        shown.locator("#loss .parley-legend button", has_text="NGC").first.click()
+        for section in ("accuracy", "distance"):
+            off = shown.locator(f"#{section} .parley-legend button", has_text="NGC").first
             assert off.get_attribute("aria-pressed") == "false"
-        assert shown.locator(".card.graph:visible").count() == 3
+        assert shown.locator(".graph:visible").count() == 3
         # The address says what is shown.
         shown.reload()
         shown.wait_for_selector("h2:text-is('3 runs side by side')")
@@ -283,9 +268,8 @@ def test_names_of_others_are_text_not_html(chromium: Any, tmp_path: Path) -> Non
     with served(root) as url, page(chromium, url) as shown:
         ready(shown)
         shown.wait_for_selector(f"text={nasty}")
-        box = shown.locator(".graph canvas").first.bounding_box()
-        shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + 38)
-        shown.wait_for_selector("text=/holds .* samples/")
+        told = shown.locator('.graph circle[data-of="agent 0"] title').text_content()
+        assert "samples" in told and nasty in told and "distance" in told
         assert shown.locator("img").count() == 0
 
 

@@ -30,8 +30,8 @@ from parley.reproduce.campaign import Order
 from parley.reproduce.cells import Cell, Form, cells, parse_form, select
 from parley.reproduce.study import named
 from parley.results.curves import line_chart
-from parley.results.group import field_of
 from parley.results.read import find_runs
+from parley.results.seeds import field_of
 from parley.store import status
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from tests.reproduce.small import TEXT, Small, small

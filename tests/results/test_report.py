@@ -24,10 +24,11 @@ from parley.reproduce.study import named
 from parley.results import sections as charts
 from parley.results import static_charts
 from parley.results.curves import POINTS
-from parley.results.group import Group, curve, field_of, group_seeds
+from parley.results.group import group_seeds
 from parley.results.page import page as report_page
 from parley.results.pictures import pictures
 from parley.results.read import RecordedRun, find_runs, read_all, read_run
+from parley.results.seeds import Group, curve, field_of
 from parley.training.record import parse_lines
 from tests.browser import browser, faults, overflow, page
 from tests.fuzz.damage import SPECIAL
