@@ -23,13 +23,15 @@ EXTRAS = (
 """What only extras bring."""
 BLOCKED = f"""
     import sys
+    from importlib.machinery import PathFinder
 
-    class Blocked:
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] in {EXTRAS!r}:
-                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    class Without(PathFinder):
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name.partition(".")[0] not in {EXTRAS!r}:
+                return super().find_spec(name, path, target)
 
-    sys.meta_path.insert(0, Blocked())
+    sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
 
 
