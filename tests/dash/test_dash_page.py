@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import uvicorn
-from parley.results.style import LINES
 
 import parley
 from parley.dash.app import build
