@@ -124,7 +124,8 @@ Pictures = Annotated[
     option("Folder for pictures. (default: pictures next to the Markdown)", "FOLDER"),
 ]
 OnePicture = Annotated[
-    Path | None, option("File for the picture of a study that has one. (default: in --out)", "FILE")
+    Path | None,
+    option("File for the picture of a study that has one. (default: in --pictures)", "FILE"),
 ]
 LONG = 1.0
 """Hours that a terminal is asked about before they begin."""
@@ -186,11 +187,15 @@ def run(
         number("fraction", fraction, "a number above 0, at most 1"),
         _whole("seeds", seeds) or study.seeds,
         data_root,
+        Shard.parse(shard) if shard else Shard(),
         number("test_fraction", test_fraction, "a number above 0, at most 1"),
         _whole("trials", trials),
         _whole("trial_epochs", trial_epochs),
-        Shard.parse(shard) if shard else Shard(),
     )
+    order.check(study)
+    if picture and len(study.pictures) != 1:
+        because = f"{study.name} has {len(study.pictures)} of its own"
+        raise BadValue("picture", str(picture), "--pictures FOLDER", because)
     folder = out or Path(study.out)
     target = markdown or folder / f"{study.name}.md"
     places = {target: pictures or target.parent / "pictures"}

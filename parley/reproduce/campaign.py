@@ -14,6 +14,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import HOW, Experiment
 from parley.files import SMALL, Unreadable, parse_json, read_text, sealed, write_atomically
 from parley.reproduce.cells import Cell
+from parley.reproduce.study import Study
 from parley.results.read import walk
 from parley.store.folder import ENVIRONMENT, EXPERIMENT, RECORDS, SUMMARY, RunFolder
 from parley.sweep import compare
@@ -65,11 +66,20 @@ class Order:
     """Share of the training data, for a reduced run."""
     seeds: int = 1
     data_root: str | None = None
+    shard: Shard = Shard()
+    # Of studies that tune:
     test_fraction: float | None = None
     trials: int | None = None
-    """Of studies that tune; by default the study's."""
     trial_epochs: int | None = None
-    shard: Shard = Shard()
+
+    def check(self, study: Study) -> None:
+        """Refuses what a study would not heed."""
+        only = ("variant",) if study.tune else ("test_fraction", "trials", "trial_epochs")
+        which = "studies with variants" if study.tune else "studies that tune"
+        for name in only:
+            if given := getattr(self, name):
+                because = f"only {which} have it, and {study.name} is none of them"
+                raise BadValue(name, given, "nothing", because)
 
 
 def jobs(chosen: Sequence[Cell], order: Order, out: Path) -> list[Job]:
@@ -83,11 +93,10 @@ def jobs(chosen: Sequence[Cell], order: Order, out: Path) -> list[Job]:
     'datasets/fashion_mnist-lenet5-ring-10-dpsgd/as-run-20-epochs/seed-0'
     """
     made = []
-    more = {"test_fraction": order.test_fraction} if order.test_fraction else {}
     for seed in range(order.seeds):
         for cell in chosen:
             form = cell.form(order.variant, order.epochs, order.fraction)
-            experiment = cell.experiment(form, seed=seed, data_root=order.data_root, **more)
+            experiment = cell.experiment(form, seed=seed, data_root=order.data_root)
             marks = [form.variant if form.variant != cell.study.forms[0] else ""]
             said = ", ".join(filter(None, [*marks, form.reduction(cell.usual.epochs)]))
             label = cell.name + (f" ({said})" if said else "")

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -257,10 +258,8 @@ def _result(cell: Cell, form: Form, seeds: Sequence[Path]) -> tuple[Result, list
 
 def _records(path: Path, expected: Experiment, study: Study) -> list[Record]:
     """The records of a run, which are whole if it is finished."""
-    folder, found = RunFolder(path), read_experiment(path)
-    free = {"test_fraction"} - study.options.keys()  # a flag may have changed it for all
-    differing = [name for name in expected.same_as(found) if name not in free]
-    if differing:
+    folder = RunFolder(path)
+    if differing := expected.same_as(read_experiment(path)):
         version = version_of(path)
         by = f", made by parley {version}" if version not in (None, __version__) else ""
         raise ParleyError(
@@ -352,7 +351,7 @@ def _at_the_edge(path: Path) -> list[str]:
     lowest, highest = [], []
     for label, trials in tried.items():
         rates = [trial["lr"] for trial in trials]
-        won = max(trials, key=lambda trial: trial.get("accuracy_held_out", -1.0))
+        won = max(trials, key=lambda trial: trial.get("accuracy_held_out", -inf))
         if "accuracy_held_out" in won and len(rates) > 1:
             lowest += [label] * (won["lr"] == min(rates))
             highest += [label] * (won["lr"] == max(rates))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parley.errors import BadValue
 from parley.experiment import Experiment
@@ -68,6 +68,12 @@ class Task:
         return key_of(parsed(self.cell.study.methods[self.cell.method].algorithm))
 
     @property
+    def figures(self) -> list[str]:
+        """What tables and pictures show."""
+        study = self.cell.study
+        return [*study.table.columns, *(picture.field for picture in study.pictures.values())]
+
+    @property
     def place(self) -> Path:
         """The folder of its trials and runs."""
         return self.out / self.cell.setting / slug(self.key)
@@ -92,11 +98,14 @@ def progress(task: Task) -> tuple[int, float]:
     return done, max(0, task.order.seeds - done) + trials
 
 
-class Outcome:
-    """What became of a method in a setting: why it was not run, or whether it has diverged."""
+class Outcome(NamedTuple):
+    """What became of a method in a setting."""
 
-    def __init__(self, label: str, refusal: str = "", diverged: bool = False) -> None:
-        self.label, self.refusal, self.diverged = label, refusal, diverged
+    label: str
+    refusal: str = ""
+    """Why it was not run there."""
+    diverged: bool = False
+    """Whether every trial, or a run at the winning settings, diverged."""
 
 
 def run(chosen: Sequence[Cell], order: Order, parallel: int, out: Path) -> Iterator[
@@ -162,7 +171,7 @@ def run_method(task: Task, parallel: int) -> Outcome:
         _replace_lines(task, "", lines)
     elif runs := _runs(asked.replace(**best), task, {line["seed"] for line in lines}):
         compare.compare(runs, parallel, task.place / "runs", resume=True)
-        lines += [line for job in runs for line in run_lines(about, job)]
+        lines += [line for job in runs for line in run_lines(about, job, task.figures)]
         _replace_lines(task, "", lines)
     return Outcome(task.key, diverged=any(line["diverged"] for line in lines))
 
@@ -213,8 +222,10 @@ def _replace_lines(task: Task, of: str, lines: Sequence[Mapping[str, Any]]) -> N
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in [*kept, *lines]))
 
 
-def run_lines(of_method: Mapping[str, Any], job: Job) -> Iterator[dict[str, Any]]:
-    """The records of a run, each with what a reader needs to know about it."""
+def run_lines(
+    of_method: Mapping[str, Any], job: Job, figures: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """The records of a run, each with what a reader needs to know about it, and these figures."""
     made: Experiment = job.experiment
     about = {**of_method, "seed": made.seed, "lr": made.lr}
     about |= {"gamma": made.algorithm.settings().get("gamma"), "topology": made.topology}
@@ -224,7 +235,9 @@ def run_lines(of_method: Mapping[str, Any], job: Job) -> Iterator[dict[str, Any]
     records = RunFolder(job.out).records()
     for record in records:
         yield about | {
-            key: round(found, 5) for key in KEPT if (found := value(record, key)) is not None
+            key: round(found, 5)
+            for key in dict.fromkeys((*KEPT, *figures))
+            if (found := value(record, key)) is not None
         }
     if not records:  # it diverged before the first
         yield about

@@ -16,7 +16,11 @@ from parley.reproduce import campaign, collect, page
 from parley.reproduce.campaign import Order, Shard
 from parley.reproduce.cells import Form, cells, select, with_methods
 from parley.reproduce.study import find, named, read, shipped
+from parley.reproduce.tuned import Task, rates
 from parley.store.folder import RunFolder
+from parley.sweep.compare import parse_algorithms
+from parley.sweep.field import PARTITIONS
+from parley.sweep.tune import RATES
 
 DOCS = Path(__file__).parents[2] / "docs" / "studies.md"
 TEXT = DOCS.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
@@ -159,6 +163,37 @@ def test_what_is_wrong_in_a_file_is_one_line(old: str, new: str, said: str, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("guide --variant as-printed", "variant: .*only studies with variants have it"),
+        ("cifar10 --test-fraction 0.5", "test_fraction: 0.5 .*only studies that tune"),
+        ("cifar10 --trials 3", "trials: 3 .*only studies that tune have it"),
+        ("follow-up --trial-epochs 3", "trial_epochs: 3 .*only studies that tune have it"),
+        ("cifar10 --picture all.png", "picture: .*paper has 11 of its own.*--pictures FOLDER"),
+        ("cifar10 --shard 4/3", "shard: '4/3'"),
+        ("cifar10/cnn5 ring", "setting: 'ring' .*NAME is a preset"),
+        ("no-such-study.toml", "study: 'no-such-study.toml'"),
+    ],
+)
+def test_what_a_study_does_not_heed_is_refused(arguments: str, said: str) -> None:
+    error = command(*arguments.split(), "--list").exception
+    assert isinstance(error, ParleyError) and re.search(said, str(error)), error
+
+
+def test_the_field_is_what_parley_compare_runs() -> None:
+    options = {"data": "digits", "epochs": 20, "evaluate_every": 2, "gossip_rounds": 0}
+    study = named("field")
+    methods = parse_algorithms("all")
+    assert [method.name for method in methods] == list(study.methods)
+    for setting, partition in zip(study.settings, PARTITIONS, strict=True):
+        for cell, method in zip(select(study, setting), methods, strict=True):
+            asked = Task(cell, Order(), Path()).asked
+            assert not asked.same_as(method.experiment(options | {"partition": partition}))
+            assert study.tune and rates(study.tune, asked) == RATES
+    assert len({cell.label for cell in cells(study).values()}) == len(methods)
+
+
 @pytest.mark.parametrize("share", ["0/2", "3/2", "1", "a/b", "1/2/3"])
 def test_a_share_is_one_of_some(share: str) -> None:
     with pytest.raises(BadValue, match="for example 3/8"):
@@ -172,7 +207,7 @@ def test_shards_are_disjoint_and_complete() -> None:
 
 
 def test_the_studies_that_come_with_parley_are_found_by_name() -> None:
-    assert shipped() == ["follow-up", "guide", "paper"]
+    assert shipped() == ["field", "follow-up", "guide", "paper"]
     assert find("guide", "ring") == (named("guide"), "ring")
     assert find("cifar10/cnn5") == (named("paper"), "cifar10/cnn5")
     assert find("follow-up/vgg11") == (named("follow-up"), "follow-up/vgg11")
