@@ -15,12 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CONFIG, MOST, CodecSpec, LocalSteps
-from parley.algorithms.choco import Copies, all_known, copies_of, told
+from parley.algorithms.base import MOST, LocalSteps
+from parley.algorithms.choco import CompressedOptions, Copies, all_known, copies_of, told
 from parley.algorithms.parts import Channel, Sent, SGDOptions, TellingRule
 from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Neighbourhood, OnEdges
-from parley.validation import Checked
 
 
 class Disagreement(NamedTuple):
@@ -33,15 +32,11 @@ class Disagreement(NamedTuple):
     """1 - β₂ᵗ."""
 
 
-class AdaptiveGossipOptions(Checked):
-    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
-
-    model_config = CONFIG
+class AdaptiveGossipOptions(CompressedOptions):
+    """The hyper-parameters of the rule."""
 
     gamma: float = Field(0.001, gt=0, le=MOST)
     """γ, the averaging rate; it is divided by the root mean square of the disagreement."""
-    codec: CodecSpec = "sign"
-    """C, how differences are encoded."""
     smoothing: float = Field(0.999, ge=0, lt=1)
     """β₂, how slowly the mean square of the disagreement follows."""
 

@@ -34,6 +34,12 @@ The printed paper's choices are the fields' defaults."""
 CONFIG = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+class Options(Checked):
+    """Hyper-parameters as fields: of a part, and of the algorithms that contain it."""
+
+    model_config = CONFIG
+
+
 class Stepped(NamedTuple):
     """The result of a step."""
 
@@ -45,15 +51,13 @@ class Stepped(NamedTuple):
     """Which agents took the step, if some rest; only their losses count."""
 
 
-class Algorithm(Checked, ABC):
+class Algorithm(Options, ABC):
     """A decentralized optimizer: hyper-parameters as fields, `init` and `step` on explicit state.
 
     A state is a NamedTuple of tensors, or of such NamedTuples, whose first field is ``x_AD``, the
     hosted agents' models. Names of tensors end in their axes (A, I or O, then D): checkpoints rely
     on it.
     """
-
-    model_config = CONFIG
 
     @model_validator(mode="before")
     @classmethod
@@ -97,7 +101,11 @@ class Algorithm(Checked, ABC):
     @classmethod
     def choices_as_run(cls) -> dict[str, Any]:
         """The choices of `AS_RUN` that apply; refused unless all of them can be set."""
-        return choices_as_run(cls.name, cls.options())
+        if "gradient_at" not in cls.model_fields:
+            because = f"not all of the NGC authors' choices apply to {cls.name}"
+            valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
+            raise BadValue("variant", "as-run", valid, because)
+        return {option: value for option, value in AS_RUN.items() if option in cls.model_fields}
 
     @property
     def kind(self) -> "type[Algorithm]":
@@ -183,15 +191,6 @@ class Algorithm(Checked, ABC):
         """One step at learning rate `lr`."""
 
 
-def choices_as_run(name: str, options: dict[str, FieldInfo]) -> dict[str, Any]:
-    """The choices of `AS_RUN` among the options of an algorithm; refused unless all can be set."""
-    if "gradient_at" not in options:
-        because = f"not all of the NGC authors' choices apply to {name}"
-        valid = "as-printed; as-run only for dpsgd, dmsgd, ngc, compngc, cga, compcga, gut"
-        raise BadValue("variant", "as-run", valid, because)
-    return {option: value for option, value in AS_RUN.items() if option in options}
-
-
 Momentum = Annotated[float, Field(ge=0, lt=1, description="β, the momentum coefficient.")]
 Nesterov = Annotated[
     bool,
@@ -272,12 +271,23 @@ def descend(rule: Any, g_AD: Tensor, v_AD: Tensor, lr: float) -> tuple[Tensor, T
     return v_AD, v_AD
 
 
+class Moving(NamedTuple):
+    """Models and momentum."""
+
+    x_AD: Tensor
+    v_AD: Tensor
+
+
 class MomentumSGD(Algorithm):
     """An algorithm with its own step whose agents use SGD with momentum."""
 
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
     weight_decay: WeightDecay = 0.0
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> Any:
+        """Momentum starts at zero."""
+        return Moving(x_AD, torch.zeros_like(x_AD))
 
     def descend(
         self, g_AD: Tensor, at_AD: Tensor, v_AD: Tensor, lr: float

@@ -18,18 +18,15 @@ rule. In terms of the parts:
 the step -η V⁺ and the first line. C `codec`, η `lr`, γ `gamma`.
 """
 
-from parley.algorithms.choco import DifferenceGossip, DifferenceGossipOptions
+from parley.algorithms.choco import CompressedOptions, DifferenceGossip
 from parley.algorithms.parts import SGDOptions
 from parley.algorithms.recipe import Combination
 from parley.algorithms.tracking import Tracking
 
 
-class BEER(DifferenceGossipOptions, SGDOptions, Combination):
+class BEER(CompressedOptions, SGDOptions, Combination):
     """Gradient tracking with compressed differences in both rounds."""
 
     name = "beer"
     title = "BEER"
-    made_of = (
-        Tracking,
-        DifferenceGossip,
-    )
+    made_of = (Tracking, DifferenceGossip)

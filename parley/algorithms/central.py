@@ -6,22 +6,14 @@ Momentum follows `momentum` and `nesterov`. η `lr`. Axes: A agents hosted here,
 parameters.
 """
 
-from typing import NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from parley.algorithms.base import MomentumSGD, Stepped
+from parley.algorithms.base import MomentumSGD, Moving, Stepped
 from parley.data import Batch
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
-
-
-class State(NamedTuple):
-    """One model and one momentum, the same for all."""
-
-    x_AD: Tensor
-    v_AD: Tensor
 
 
 class Central(MomentumSGD):
@@ -35,15 +27,14 @@ class Central(MomentumSGD):
     def check(self, topology: Topology) -> None:
         """Accepts any graph, since it is not used."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Momentum starts at zero. Models that differ are averaged first; they would stay apart."""
-        x_AD = hood.mean(x_AD) if apart else x_AD
-        return State(x_AD, torch.zeros_like(x_AD))
+    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> Any:
+        """One model for all: those that differ are averaged first; they would stay apart."""
+        return super().init(hood.mean(x_AD) if apart else x_AD, hood)
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+    def step(self, state: Moving, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD = state
         g_AD, loss_A = hood.gradient(x_AD, batch)
         g_AD = hood.mean(g_AD, kind="cross_gradients")
         d_AD, v_AD = self.descend(g_AD, x_AD, v_AD, lr)
-        return Stepped(State(x_AD + d_AD, v_AD), loss_A)
+        return Stepped(Moving(x_AD + d_AD, v_AD), loss_A)

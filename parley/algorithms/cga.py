@@ -25,12 +25,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CONFIG, MOST, GradientAt, Rate, Scope
+from parley.algorithms.base import MOST, GradientAt, Options, Rate, Scope
 from parley.algorithms.parts import CrossGradientRule, Found, SGDOptions
 from parley.algorithms.recipe import Combination
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
-from parley.validation import Checked
 
 GRAM_BLOCK = 16384
 """Entries that are converted to float64 at a time."""
@@ -45,10 +44,8 @@ FEW = 4
 """With up to this many neighbours, all sets of multipliers above the floor are tried."""
 
 
-class ProjectionOptions(Checked):
+class ProjectionOptions(Options):
     """The hyper-parameters of the projection: of the parts, and of the algorithms."""
-
-    model_config = CONFIG
 
     qp_floor: float = Field(0.0, ge=0, le=MOST)
     """Smallest multiplier: 0 as printed. As run it is 0.5, where most multipliers then stay, which

@@ -18,11 +18,10 @@ from typing import NamedTuple
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CONFIG, CodecSpec, LocalSteps
+from parley.algorithms.base import CodecSpec, LocalSteps, Options
 from parley.algorithms.parts import Channel, ConservingRule, Sent, SGDOptions, TellingRule, publish
 from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Mail, Neighbourhood, OnEdges
-from parley.validation import Checked
 
 
 class Copies(NamedTuple):
@@ -36,18 +35,16 @@ class Copies(NamedTuple):
     """Each neighbour's x̂^j, if the gradient rule needs it."""
 
 
-class DifferenceGossipOptions(Checked):
-    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
-
-    model_config = CONFIG
+class CompressedOptions(Options):
+    """The hyper-parameters of rules that send compressed values."""
 
     gamma: float = Field(0.2, gt=0, le=1)
     """γ, the averaging rate; smaller for coarser codecs."""
     codec: CodecSpec = "sign"
-    """C, how differences are encoded."""
+    """C, how they are encoded."""
 
 
-class DifferenceGossip(DifferenceGossipOptions, TellingRule, ConservingRule):
+class DifferenceGossip(CompressedOptions, TellingRule, ConservingRule):
     """CHOCO's averaging rule."""
 
     word = "choco"
@@ -103,7 +100,7 @@ def told(copies: Copies, x_AD: Tensor, hood: Neighbourhood, codec: str, channel:
     return Copies(known_AD + q_AD, heard_AD + hood.average(q_AD, q_I), known_ID)
 
 
-class CHOCO(DifferenceGossipOptions, SGDOptions, Combination):
+class CHOCO(CompressedOptions, SGDOptions, Combination):
     """Steps on the agent's own data, then averages with what it knows of the neighbours' models.
 
     It sends compressed differences, so that the compression error dies out as the models settle.

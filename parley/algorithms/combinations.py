@@ -9,7 +9,7 @@ part of the user's own is ``module:Class``.
 import re
 from collections.abc import Sequence
 from copy import copy
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from pydantic import create_model
@@ -44,7 +44,7 @@ from parley.algorithms.parts import (
 )
 from parley.algorithms.qgm import QGM, QuasiGlobal
 from parley.algorithms.quantized import Quantized
-from parley.algorithms.recipe import Combination, kinds_of, no_local_steps
+from parley.algorithms.recipe import Combination, Parts, kinds_of, no_local_steps
 from parley.algorithms.sam import SharpnessAware
 from parley.algorithms.sgp import SGP, PushSum
 from parley.algorithms.sparsepush import SparsePush
@@ -52,16 +52,6 @@ from parley.algorithms.tracking import GradientTracking, Tracking
 from parley.errors import BadValue, unknown_name
 from parley.user_code import check_allowed, imported, is_code
 from parley.wire.codec import EXAMPLES
-
-KINDS = {
-    "gradient": "gradient",
-    "correction": "correction",
-    "clipping": "clipping",
-    "update": "update",
-    "averaging": "averaging",
-    "debias": "de-biasing",
-}
-"""The slots of parts, in the order in which a name has their words, with the word for each."""
 
 PARTS: dict[str, type[Part]] = {
     part.word: part
@@ -93,7 +83,7 @@ def part_kind(word: str) -> str:
     >>> part_kind("qgm"), part_kind("push-sum")
     ('update', 'de-biasing')
     """
-    return KINDS[PARTS[word].slot]
+    return PARTS[word].slot.replace("debias", "de-biasing")
 
 
 def compose(name: str) -> type[Combination]:
@@ -109,9 +99,8 @@ def compose(name: str) -> type[Combination]:
     for word in (w for w in words if w not in (PLAIN, codec)):
         part = _part(word)
         if part.slot in found:
-            kind, other = KINDS[part.slot], found[part.slot][0]
-            both = f"{other} and {word} are both the {kind} rule"
-            raise BadValue("algorithm", name, f"at most one {kind} rule", both)
+            both = f"{found[part.slot][0]} and {word} are both the {part.slot} rule"
+            raise BadValue("algorithm", name, f"at most one {part.slot} rule", both)
         found[part.slot] = word, part
     if codec and "averaging" not in found:
         found["averaging"] = DifferenceGossip.word, DifferenceGossip
@@ -120,8 +109,7 @@ def compose(name: str) -> type[Combination]:
             because = f"dpsgd means own gradients with gossip, and {part.word} is another choice"
             valid = "+".join(word for word in words if word != PLAIN)
             raise BadValue("algorithm", name, valid, because)
-    chosen = tuple(found[slot] for slot in KINDS if slot in found)
-    return combined(chosen, codec)
+    return combined(tuple(found[slot] for slot in Parts._fields if slot in found), codec)
 
 
 def _part(word: str) -> type[Part]:
@@ -131,18 +119,14 @@ def _part(word: str) -> type[Part]:
     if not is_code(word):
         raise unknown_name("algorithm", word, [*PARTS, *CODECS])
     check_allowed(word, field="algorithm")
-    return own_part(imported(word, "algorithm", "module:Class"), word)
+    part = imported(word, "algorithm", "module:Class")
+    if not (isinstance(part, type) and issubclass(part, Part) and hasattr(part, "slot")):
+        because = "it is not a subclass of a rule of parley.algorithms.parts"
+        raise BadValue("algorithm", word, "a class of a part, or one of the parts", because)
+    return part
 
 
-def own_part(part: Any, word: str) -> type[Part]:
-    """A part of the user's own; refused unless it is one of the kinds."""
-    if isinstance(part, type) and issubclass(part, Part) and getattr(part, "slot", "") in KINDS:
-        return part
-    because = "it is not a subclass of a rule of parley.algorithms.parts"
-    raise BadValue("algorithm", word, "a class of a part, or one of the parts", because)
-
-
-@lru_cache
+@cache
 def combined(chosen: tuple[tuple[str, type[Part]], ...], codec: str = "") -> type[Combination]:
     """The class of algorithms made of these parts, each with its word. It has all their
     hyper-parameters as fields."""

@@ -10,14 +10,13 @@ C `codec`, η `lr` in d, γ `gamma`. Axes: A agents hosted here, D flat paramete
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CONFIG, CodecSpec, LocalSteps
+from parley.algorithms.base import LocalSteps
+from parley.algorithms.choco import CompressedOptions
 from parley.algorithms.parts import Channel, ConservingRule, Sent, SGDOptions, heard, publish
 from parley.algorithms.recipe import Combination
 from parley.neighbourhood import Neighbourhood
-from parley.validation import Checked
 
 
 class HeldBack(NamedTuple):
@@ -26,18 +25,7 @@ class HeldBack(NamedTuple):
     error_AD: Tensor
 
 
-class CompensatedGossipOptions(Checked):
-    """The hyper-parameters of the rule: of the part, and of the algorithms that contain it."""
-
-    model_config = CONFIG
-
-    gamma: float = Field(0.2, gt=0, le=1)
-    """γ, the averaging rate; smaller for coarser codecs."""
-    codec: CodecSpec = "sign"
-    """C, how models are encoded."""
-
-
-class CompensatedGossip(CompensatedGossipOptions, ConservingRule):
+class CompensatedGossip(CompressedOptions, ConservingRule):
     """DeepSqueeze's averaging rule."""
 
     word = "deepsqueeze"
@@ -63,7 +51,7 @@ class CompensatedGossip(CompensatedGossipOptions, ConservingRule):
         return x_AD + self.gamma * (hood.average(q_AD, heard(sent)) - q_AD), state
 
 
-class DeepSqueeze(CompensatedGossipOptions, SGDOptions, Combination):
+class DeepSqueeze(CompressedOptions, SGDOptions, Combination):
     """Steps on the agent's own data, then averages compressed models; the error is sent later."""
 
     name = "deepsqueeze"

@@ -8,21 +8,9 @@ Jin, Yang, ICML 2019. D-PSGD in the order "average, then step", with Nesterov mo
 β `momentum`, η `lr`, γ `gamma`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import NamedTuple
-
-import torch
-from torch import Tensor
-
-from parley.algorithms.base import GradientAt, Momentum, MomentumSGD, Rate, Stepped
+from parley.algorithms.base import GradientAt, Momentum, MomentumSGD, Moving, Rate, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
-
-
-class State(NamedTuple):
-    """Models and momentum."""
-
-    x_AD: Tensor
-    v_AD: Tensor
 
 
 class DMSGD(MomentumSGD):
@@ -38,15 +26,11 @@ class DMSGD(MomentumSGD):
     gamma: Rate = 1.0
     gradient_at: GradientAt = "own"
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Momentum starts at zero."""
-        return State(x_AD, torch.zeros_like(x_AD))
-
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+    def step(self, state: Moving, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One iteration."""
         x_AD, v_AD = state
         mixed_AD = hood.mix(x_AD, self.gamma)
         at_AD = mixed_AD if self.gradient_at == "mixed" else x_AD
         g_AD, loss_A = hood.gradient(at_AD, batch)
         d_AD, v_AD = self.descend(g_AD, at_AD, v_AD, lr)
-        return Stepped(State(mixed_AD + d_AD, v_AD), loss_A)
+        return Stepped(Moving(mixed_AD + d_AD, v_AD), loss_A)

@@ -8,23 +8,12 @@ AISTATS 2017, with all agents in every round and equal weights.
 τ `local_steps`, η `lr`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import NamedTuple
-
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from parley.algorithms.base import MOST, MomentumSGD, Stepped
+from parley.algorithms.base import MOST, MomentumSGD, Moving, Stepped
 from parley.data import Batch
 from parley.graphs import Topology
 from parley.neighbourhood import Neighbourhood
-
-
-class State(NamedTuple):
-    """Models and momentum."""
-
-    x_AD: Tensor
-    v_AD: Tensor
 
 
 class FedAvg(MomentumSGD):
@@ -40,15 +29,11 @@ class FedAvg(MomentumSGD):
     def check(self, topology: Topology) -> None:
         """Accepts any graph, since it is not used."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Momentum starts at zero."""
-        return State(x_AD, torch.zeros_like(x_AD))
-
     def averages(self, seed: int, step: int) -> bool:
         """After τ steps; records do not wait for it."""
         return (step + 1) % self.local_steps == 0
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+    def step(self, state: Moving, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step, and the averaging if it is due."""
         x_AD, v_AD = state
         g_AD, loss_A = hood.gradient(x_AD, batch)
@@ -56,4 +41,4 @@ class FedAvg(MomentumSGD):
         x_AD = x_AD + d_AD
         if self.averages(hood.seed, batch.step):
             x_AD = hood.mean(x_AD)
-        return Stepped(State(x_AD, v_AD), loss_A)
+        return Stepped(Moving(x_AD, v_AD), loss_A)

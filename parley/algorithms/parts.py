@@ -15,12 +15,12 @@ from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from parley.algorithms.base import (
-    CONFIG,
     CodecSpec,
     DecayOn,
     Decoupled,
     Momentum,
     Nesterov,
+    Options,
     Rate,
     WeightDecay,
     descend,
@@ -28,19 +28,12 @@ from parley.algorithms.base import (
 from parley.data import Batch
 from parley.graphs import Property
 from parley.neighbourhood import Kind, Mail, Neighbourhood, OnEdges
-from parley.validation import Checked
 from parley.wire import codec as codecs
 from parley.wire.codec import Codec
 
 
-class Nothing(NamedTuple):
-    """The state of a part that keeps nothing."""
-
-
-class Part(Checked):
+class Part(Options):
     """A rule that algorithms are made of."""
-
-    model_config = CONFIG
 
     slot: ClassVar[str]
     """The kind of part: its place among `parley.algorithms.recipe.Parts`."""
@@ -83,7 +76,7 @@ class GradientRule(Part, ABC):
 
     def init(self, x_AD: Tensor, hood: Neighbourhood) -> Any:
         """Its state before the first step."""
-        return Nothing()
+        return ()
 
 
 class OwnGradientRule(GradientRule, ABC):
@@ -146,12 +139,16 @@ class FollowingRule(UpdateRule, ABC):
         averaging; `lr` is the learning rate, or with local steps the sum of them, [A, 1]."""
 
 
-class DecayingRule(UpdateRule, ABC):
-    """An update rule under which weights decay."""
+class DecayOptions(Options):
+    """How weights decay."""
 
     weight_decay: WeightDecay = 0.0
     decoupled: Decoupled = False
     decay_on: DecayOn = "all"
+
+
+class DecayingRule(DecayOptions, UpdateRule, ABC):
+    """An update rule under which weights decay."""
 
     def step(
         self, state: Any, g_AD: Tensor, at_AD: Tensor, lr: float, hood: Neighbourhood
@@ -172,14 +169,9 @@ class Velocity(NamedTuple):
     v_AD: Tensor
 
 
-class SGDOptions(Checked):
+class SGDOptions(DecayOptions):
     """The hyper-parameters of SGD: of the part, and of the algorithms that contain it."""
 
-    model_config = CONFIG
-
-    weight_decay: WeightDecay = 0.0
-    decoupled: Decoupled = False
-    decay_on: DecayOn = "all"
     momentum: Momentum = 0.0
     nesterov: Nesterov = False
 
@@ -250,7 +242,7 @@ class AveragingRule(Part, ABC):
         `apart`: the values differ from agent to agent. `edges`: each neighbour's values, as far as
         known, will be needed.
         """
-        return Nothing()
+        return ()
 
     @abstractmethod
     def send(
@@ -288,10 +280,8 @@ class ConservingRule(AveragingRule, ABC):
     """An averaging rule that preserves the sum of all agents' values, as push-sum requires."""
 
 
-class GossipOptions(Checked):
+class GossipOptions(Options):
     """The hyper-parameters of gossip: of the part, and of the algorithms that contain it."""
-
-    model_config = CONFIG
 
     gamma: Rate = 1.0
     codec: CodecSpec = "dense"
@@ -337,8 +327,8 @@ class Gossip(ExchangeRule, ConservingRule):
         return hood.gossip(x_AD, x_I, self.gamma)
 
     def mix_and_move(
-        self, state: Nothing, x_AD: Tensor, d_AD: Tensor, sent: Sent, hood: Neighbourhood
-    ) -> tuple[Tensor, Nothing]:
+        self, state: Any, x_AD: Tensor, d_AD: Tensor, sent: Sent, hood: Neighbourhood
+    ) -> tuple[Tensor, Any]:
         """The same in one pass over memory, where values are sent as they are."""
         if sent.own_AD is not x_AD:
             return super().mix_and_move(state, x_AD, d_AD, sent, hood)
@@ -389,48 +379,27 @@ class Weighted(NamedTuple):
     state: Any
 
 
-class Debias(Part, ABC):
-    """Undoes the bias of an averaging whose weights do not sum to 1 at every agent."""
+class Debias(Part):
+    """Undoes the bias of an averaging whose weights do not sum to 1 at every agent. This one is for
+    weights that do: there is nothing to undo."""
 
     slot = "debias"
 
-    @abstractmethod
     def init(self, x_AD: Tensor) -> Any:
         """Its state before the first step."""
-
-    @abstractmethod
-    def weigh(
-        self, state: Any, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
-    ) -> Weighted:
-        """The values to average in place of the models, at this rate; with `edges` also the numbers
-        that recover the neighbours' models."""
-
-    @abstractmethod
-    def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:
-        """The models again."""
-
-    @abstractmethod
-    def local(self, state: Any, x_AD: Tensor, d_AD: Tensor) -> Tensor:
-        """The models after a step between two averagings."""
-
-
-class Unbiased(Debias):
-    """Weights that sum to 1: there is nothing to undo."""
-
-    def init(self, x_AD: Tensor) -> tuple[()]:
-        """Nothing is kept."""
         return ()
 
     def weigh(
         self, state: Any, x_AD: Tensor, hood: Neighbourhood, rate: float, edges: bool
     ) -> Weighted:
-        """The models themselves."""
+        """The values to average in place of the models, at this rate; with `edges` also the numbers
+        that recover the neighbours' models."""
         return Weighted(x_AD, None, state)
 
     def unweigh(self, state: Any, n_AD: Tensor) -> Tensor:
-        """They are the models."""
+        """The models again."""
         return n_AD
 
     def local(self, state: Any, x_AD: Tensor, d_AD: Tensor) -> Tensor:
-        """x + d."""
+        """The models after a step between two averagings."""
         return x_AD + d_AD

@@ -16,10 +16,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from parley.algorithms.base import CONFIG, DecayOn, Decoupled, LocalSteps, Momentum, WeightDecay
-from parley.algorithms.parts import DecayingRule, FollowingRule, GossipOptions
+from parley.algorithms.base import LocalSteps, Momentum
+from parley.algorithms.parts import DecayingRule, DecayOptions, FollowingRule, GossipOptions
 from parley.algorithms.recipe import Combination
-from parley.validation import Checked
 
 
 class Direction(NamedTuple):
@@ -28,14 +27,9 @@ class Direction(NamedTuple):
     m_AD: Tensor
 
 
-class QGMOptions(Checked):
-    """The hyper-parameters of QGM: of the part, and of the algorithm."""
+class QGMOptions(DecayOptions):
+    """The hyper-parameters of QGM."""
 
-    model_config = CONFIG
-
-    weight_decay: WeightDecay = 0.0
-    decoupled: Decoupled = False
-    decay_on: DecayOn = "all"
     momentum: Momentum = 0.9
     mu: float = Field(0.9, ge=0, lt=1)
     """μ, how slowly the momentum follows the models."""

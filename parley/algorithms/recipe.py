@@ -38,12 +38,11 @@ from parley.algorithms.parts import (
     OwnGradientRule,
     Part,
     TellingRule,
-    Unbiased,
     UpdateRule,
 )
 from parley.data import Batch
 from parley.errors import BadValue
-from parley.neighbourhood import Neighbourhood, OnEdges
+from parley.neighbourhood import Neighbourhood
 
 
 class Round(NamedTuple):
@@ -81,7 +80,7 @@ class Parts(NamedTuple):
     clipping: ClippingRule | None = None
     update: UpdateRule = SGD()
     averaging: AveragingRule = Gossip()
-    debias: Debias = Unbiased()
+    debias: Debias = Debias()
 
     def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool, in_rounds: bool) -> State:
         """The models, and the state of each part."""
@@ -94,18 +93,6 @@ class Parts(NamedTuple):
             self.debias.init(x_AD),
             Round.at(x_AD) if in_rounds and isinstance(self.update, FollowingRule) else (),
         )
-
-    def own_gradient(self, state: State, at_AD: Tensor, hood: Neighbourhood, batch: Batch) -> Found:
-        """The gradient, for a rule that needs no neighbours."""
-        assert isinstance(self.gradient, OwnGradientRule)
-        return self.gradient.apply(state.gradient, at_AD, hood, batch)
-
-    def cross_gradient(
-        self, state: State, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
-    ) -> Found:
-        """The gradient, for a rule that needs the neighbours' models."""
-        assert isinstance(self.gradient, CrossGradientRule)
-        return self.gradient.apply(state.gradient, at_AD, x_I, hood, batch)
 
     def descend(
         self, state: State, found: Found, at_AD: Tensor, lr: float, hood: Neighbourhood
@@ -147,7 +134,8 @@ def step_then_average(
     n_AD, _, debias = parts.debias.weigh(
         state.debias, state.x_AD, hood, parts.averaging.gamma, edges=False
     )
-    found = parts.own_gradient(state, state.x_AD, hood, batch)
+    assert isinstance(parts.gradient, OwnGradientRule)
+    found = parts.gradient.apply(state.gradient, state.x_AD, hood, batch)
     d_AD, state = parts.descend(state._replace(debias=debias), found, state.x_AD, lr, hood)
     n_AD = n_AD + d_AD
     sent, averaging = parts.averaging.send(state.averaging, n_AD, hood, MODELS)
@@ -159,6 +147,7 @@ def average_then_step(
     parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float
 ) -> Stepped:
     """x⁺ = average(x) + d, where a gradient needs the neighbours' models: NGC's order."""
+    assert isinstance(parts.gradient, CrossGradientRule)
     assert isinstance(parts.averaging, TellingRule)
     n_AD, by_I1, debias = parts.debias.weigh(
         state.debias, state.x_AD, hood, parts.averaging.gamma, edges=True
@@ -166,7 +155,7 @@ def average_then_step(
     sent, averaging = parts.averaging.send(state.averaging, n_AD, hood, MODELS)
     x_I = parts.averaging.known(averaging, sent, hood)
     x_I = x_I if by_I1 is None else hood.divided(x_I, by_I1)
-    found = parts.cross_gradient(state, state.x_AD, x_I, hood, batch)
+    found = parts.gradient.apply(state.gradient, state.x_AD, x_I, hood, batch)
     d_AD, state = parts.descend(state._replace(debias=debias), found, state.x_AD, lr, hood)
     n_AD, averaging = parts.averaging.mix_and_move(averaging, n_AD, d_AD, sent, hood)
     return Stepped(parts.averaged(state, averaging, n_AD, lr, hood), found.loss_A)
@@ -182,16 +171,18 @@ def step_from_average(
     at_AD, averaging = parts.averaging.mix(averaging, state.x_AD, sent, hood)
     if isinstance(parts.gradient, CrossGradientRule):
         x_I = parts.averaging.known(averaging, sent, hood)
-        found = parts.cross_gradient(state, at_AD, x_I, hood, batch)
+        found = parts.gradient.apply(state.gradient, at_AD, x_I, hood, batch)
     else:
-        found = parts.own_gradient(state, at_AD, hood, batch)
+        assert isinstance(parts.gradient, OwnGradientRule)
+        found = parts.gradient.apply(state.gradient, at_AD, hood, batch)
     d_AD, state = parts.descend(state, found, at_AD, lr, hood)
     return Stepped(parts.averaged(state, averaging, at_AD + d_AD, lr, hood), found.loss_A)
 
 
 def local_step(parts: Parts, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
     """A step between two averagings: no agent sends anything."""
-    found = parts.own_gradient(state, state.x_AD, hood, batch)
+    assert isinstance(parts.gradient, OwnGradientRule)
+    found = parts.gradient.apply(state.gradient, state.x_AD, hood, batch)
     d_AD, new = parts.descend(state, found, state.x_AD, lr, hood)
     so_far = new.round and new.round._replace(rates_A=new.round.rates_A + lr)
     x_AD = parts.debias.local(state.debias, state.x_AD, d_AD)

@@ -11,20 +11,18 @@ C `codec`, η `lr`, γ `gamma`.
 """
 
 from parley.algorithms.base import LocalSteps
-from parley.algorithms.deepsqueeze import CompensatedGossip, CompensatedGossipOptions
+from parley.algorithms.choco import CompressedOptions
+from parley.algorithms.deepsqueeze import CompensatedGossip
 from parley.algorithms.parts import SGDOptions
 from parley.algorithms.recipe import Combination
 from parley.algorithms.sgp import PushSum
 
 
-class SparsePush(CompensatedGossipOptions, SGDOptions, Combination):
+class SparsePush(CompressedOptions, SGDOptions, Combination):
     """DeepSqueeze for directed graphs: compressed models, and weights that undo the bias."""
 
     name = "sparse-push"
     title = "Sparse-Push"
-    made_of = (
-        CompensatedGossip,
-        PushSum,
-    )
+    made_of = (CompensatedGossip, PushSum)
 
     local_steps: LocalSteps = 1

@@ -9,22 +9,14 @@ Here a meeting takes τ steps of the clock that all agents share. The edge is dr
 the meeting's number. τ `local_steps`, η `lr`. Axes: A agents hosted here, D flat parameters.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from parley.algorithms.base import MOST, MomentumSGD, Stepped
+from parley.algorithms.base import MOST, MomentumSGD, Moving, Stepped
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood
-
-
-class State(NamedTuple):
-    """Models and momentum."""
-
-    x_AD: Tensor
-    v_AD: Tensor
 
 
 class SwarmSGD(MomentumSGD):
@@ -40,10 +32,6 @@ class SwarmSGD(MomentumSGD):
     """How many pairs meet at a time: one as printed, or a random maximal set of edges that share no
     agent."""
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood, apart: bool = False) -> State:
-        """Momentum starts at zero."""
-        return State(x_AD, torch.zeros_like(x_AD))
-
     def averages(self, seed: int, step: int) -> bool:
         """After τ steps; records do not wait for it."""
         return (step + 1) % self.local_steps == 0
@@ -52,7 +40,7 @@ class SwarmSGD(MomentumSGD):
         """A pair stays together for τ steps."""
         return step // self.local_steps
 
-    def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
+    def step(self, state: Moving, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
         """One local step for the agents that meet, and their averaging if it is due."""
         x_AD, v_AD = state
         most = 1 if self.pairs == "one" else None
@@ -66,4 +54,4 @@ class SwarmSGD(MomentumSGD):
         v_AD = torch.where(active_A[:, None], new_v_AD, v_AD)
         if self.averages(hood.seed, batch.step):
             x_AD = hood.meet(x_AD, pairs)
-        return Stepped(State(x_AD, v_AD), loss_A, active_A)
+        return Stepped(Moving(x_AD, v_AD), loss_A, active_A)
