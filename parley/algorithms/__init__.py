@@ -184,18 +184,7 @@ def build(name: str, options: dict[str, Any]) -> Algorithm:
 
 def make(kind: AlgorithmKind, options: dict[str, Any]) -> Algorithm:
     """The algorithm of that kind with those hyper-parameters, which are checked."""
-    known = kind.options()
-    for option in options.keys() - known.keys():
-        having = [name for name, other in WITH_OPTIONS.items() if option in other.options()]
-        few = [*having[:5], "…"] if len(having) > 6 else having
-        if option == "local_steps" and kind.no_local_steps:
-            valid = f"an algorithm that can take local steps: {', '.join(having)}"
-            raise BadValue(option, options[option], valid, kind.no_local_steps)
-        because = f"{kind.name} has no such option" + (
-            f"; it belongs to {', '.join(few)}" if few else ""
-        )
-        raise BadValue(option, options[option], ", ".join(known), because)
     try:
         return kind(**options)
     except ValidationError as error:
-        raise first_error(error, known) from None
+        raise first_error(error, kind.options()) from None

@@ -64,11 +64,20 @@ class Algorithm(Options, ABC):
     def _options_exist(cls, given: Any) -> Any:
         for name, value in given.items() if isinstance(given, dict) else ():
             if name not in cls.model_fields:
-                because = f"{cls.name} has no such option"
-                if name == "local_steps" and cls.no_local_steps:
-                    because = cls.no_local_steps
-                raise BadValue(name, value, ", ".join(cls.model_fields), because)
+                raise cls._no_option(name, value)
         return given
+
+    @classmethod
+    def _no_option(cls, name: str, value: Any) -> BadValue:
+        from parley.algorithms import WITH_OPTIONS  # the table, which imports this file
+
+        having = [known for known, kind in WITH_OPTIONS.items() if name in kind.options()]
+        if name == "local_steps" and cls.no_local_steps:
+            valid = f"an algorithm that can take local steps: {', '.join(having)}"
+            return BadValue(name, value, valid, cls.no_local_steps)
+        few = ", ".join([*having[:5], "…"] if len(having) > 6 else having)
+        because = f"{cls.name} has no such option{few and f'; it belongs to {few}'}"
+        return BadValue(name, value, ", ".join(cls.model_fields), because)
 
     name: ClassVar[str]
     title: ClassVar[str]

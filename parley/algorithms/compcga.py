@@ -9,33 +9,28 @@ ICML 2021, with the error feedback of Karimireddy et al., ICML 2019, on self- an
 outgoing edges, D flat parameters.
 """
 
-import torch
 from torch import Tensor
 
 from parley.algorithms.base import GradientAt, Rate
 from parley.algorithms.cga import ProjectionOptions, ProjectionRule
-from parley.algorithms.compngc import Errors, one_bit
+from parley.algorithms.compngc import Errors, OneBitRule
 from parley.algorithms.parts import Found, SGDOptions
 from parley.algorithms.recipe import Combination
 from parley.data import Batch
 from parley.neighbourhood import Neighbourhood, OnEdges
 
 
-class CompressedProjection(ProjectionRule):
+class CompressedProjection(ProjectionRule, OneBitRule):
     """CompCGA's gradient rule."""
 
     word = "compcga"
     title = "CompCGA"
 
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Errors:
-        """Errors start at zero."""
-        return Errors(torch.zeros_like(x_AD), hood.zeros_I())
-
     def apply(
         self, state: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
     ) -> Found:
         """g* of compressed gradients."""
-        δ_AD, loss_A, e_AD, δ_I = one_bit(state, at_AD, x_I, hood, batch, self.scope)
+        δ_AD, loss_A, e_AD, δ_I = self.one_bit(state, at_AD, x_I, hood, batch)
         g_AD = self.project(δ_AD, hood.send_back(δ_I), hood)
         return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
 

@@ -11,13 +11,14 @@ The rest is NGC's, in the order of `average_then_step`: line 8 is `Gossip.send`,
 agents hosted here, I their incoming edges, D flat parameters.
 """
 
+from abc import ABC
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from parley.algorithms.base import GradientAt, Rate, Scope
-from parley.algorithms.ngc import Alpha, suffix
+from parley.algorithms.ngc import Alpha, ClusterRule
 from parley.algorithms.parts import CrossGradientRule, Found, SGDOptions
 from parley.algorithms.recipe import Combination
 from parley.data import Batch
@@ -34,32 +35,6 @@ class Errors(NamedTuple):
     """Of the cross-gradients, e^ji."""
 
 
-class CompressedClustering(CrossGradientRule):
-    """CompNGC's gradient rule."""
-
-    word = "compngc"
-    title = "CompNGC"
-    alpha: Alpha = 1.0
-    scope: Scope = "whole"
-
-    @property
-    def suffix(self) -> str:
-        """α is part of the label unless it is 1."""
-        return suffix(self.alpha)
-
-    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Errors:
-        """Errors start at zero."""
-        return Errors(torch.zeros_like(x_AD), hood.zeros_I())
-
-    def apply(
-        self, state: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
-    ) -> Found:
-        """g̃^i of compressed gradients."""
-        δ_AD, loss_A, e_AD, δ_I = one_bit(state, at_AD, x_I, hood, batch, self.scope)  # lines 4-13
-        g_AD = hood.cluster(δ_AD, δ_I, self.alpha)  # lines 14-18
-        return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
-
-
 class OneBit(NamedTuple):
     """Gradients of one bit per entry."""
 
@@ -71,17 +46,41 @@ class OneBit(NamedTuple):
     """The cross-gradients; has their new errors once it has been read."""
 
 
-def one_bit(
-    errors: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch, scope: Scope
-) -> OneBit:
-    """Compressed self- and cross-gradients, with errors carried from step to step."""
-    codec = ScaledSign(hood.sizes if scope == "tensor" else (sum(hood.sizes),))
-    g_AD, loss_A = hood.gradient(at_AD, batch)  # line 4
-    p_AD = g_AD + errors.e_AD  # line 5
-    δ_AD = codec.round_trip(p_AD)  # line 6
-    g_I = hood.cross_gradient(x_I, batch)  # lines 9-10
-    δ_I = hood.compress(g_I, errors.e_ID, codec)  # lines 11-13
-    return OneBit(δ_AD, loss_A, p_AD - δ_AD, δ_I)  # line 7
+class OneBitRule(CrossGradientRule, ABC):
+    """A gradient rule whose gradients are compressed, with errors carried from step to step."""
+
+    scope: Scope = "whole"
+
+    def init(self, x_AD: Tensor, hood: Neighbourhood) -> Errors:
+        """Errors start at zero."""
+        return Errors(torch.zeros_like(x_AD), hood.zeros_I())
+
+    def one_bit(
+        self, errors: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
+    ) -> OneBit:
+        """Compressed self- and cross-gradients."""
+        codec = ScaledSign(hood.sizes if self.scope == "tensor" else (sum(hood.sizes),))
+        g_AD, loss_A = hood.gradient(at_AD, batch)  # line 4
+        p_AD = g_AD + errors.e_AD  # line 5
+        δ_AD = codec.round_trip(p_AD)  # line 6
+        g_I = hood.cross_gradient(x_I, batch)  # lines 9-10
+        δ_I = hood.compress(g_I, errors.e_ID, codec)  # lines 11-13
+        return OneBit(δ_AD, loss_A, p_AD - δ_AD, δ_I)  # line 7
+
+
+class CompressedClustering(ClusterRule, OneBitRule):
+    """CompNGC's gradient rule."""
+
+    word = "compngc"
+    title = "CompNGC"
+
+    def apply(
+        self, state: Errors, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
+    ) -> Found:
+        """g̃^i of compressed gradients."""
+        δ_AD, loss_A, e_AD, δ_I = self.one_bit(state, at_AD, x_I, hood, batch)  # lines 4-13
+        g_AD = hood.cluster(δ_AD, δ_I, self.alpha)  # lines 14-18
+        return Found(g_AD, loss_A, Errors(e_AD, δ_I.errors))
 
 
 class CompNGC(SGDOptions, Combination):

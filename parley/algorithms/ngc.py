@@ -11,6 +11,7 @@ for Non-IID Data Distributions". `NGC.step` is its Algorithm 1, with its line nu
 flat parameters.
 """
 
+from abc import ABC
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -33,17 +34,22 @@ Alpha = Annotated[
 ]
 
 
-class Clustering(CrossGradientRule):
-    """NGC's gradient rule, for combinations such as ``ngc+qgm``: lines 4 and 6 to 12."""
+class ClusterRule(CrossGradientRule, ABC):
+    """A gradient rule with NGC's clusters."""
 
-    word = "ngc"
-    title = "NGC"
     alpha: Alpha = 1.0
 
     @property
     def suffix(self) -> str:
         """α is part of the label unless it is 1."""
-        return suffix(self.alpha)
+        return "" if self.alpha == 1 else f" α={self.alpha:g}"
+
+
+class Clustering(ClusterRule):
+    """NGC's gradient rule, for combinations such as ``ngc+qgm``: lines 4 and 6 to 12."""
+
+    word = "ngc"
+    title = "NGC"
 
     def apply(
         self, state: Any, at_AD: Tensor, x_I: OnEdges, hood: Neighbourhood, batch: Batch
@@ -85,8 +91,3 @@ class NGC(SGDOptions, Combination):
             x_AD, x_I, self.gamma, v_AD
         )  # lines 14-15: x + v + γ Σ (w_ij - I_ij) x^j
         return Stepped(state._replace(x_AD=x_AD, update=v), loss_A)
-
-
-def suffix(alpha: float) -> str:
-    """What α adds to a label."""
-    return "" if alpha == 1 else f" α={alpha:g}"
