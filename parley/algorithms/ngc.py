@@ -7,6 +7,10 @@ for Non-IID Data Distributions". `NGC.step` is its Algorithm 1, with its line nu
     g^ji  neighbour's model, own data: model-variant cross-gradient, computed here
     g^ij  own model, neighbour's data: data-variant cross-gradient, computed there and sent back
 
+    line 12      g̃^i = Σ_j [(1 - α) w_ji g^ji + α w_ij g^ij]
+    line 13      v = βv - ηg̃
+    lines 14-15  x⁺ = x + v + γ Σ_j (w_ij - I_ij) x^j
+
 α `alpha`, η `lr`, β `momentum`, γ `gamma`. Axes: A agents hosted here, I their incoming edges, D
 flat parameters.
 """
@@ -76,18 +80,14 @@ class NGC(SGDOptions, Combination):
     alpha: Alpha = 1.0
 
     def step(self, state: State, hood: Neighbourhood, batch: Batch, lr: float) -> Stepped:
-        """One iteration; `batch` is d^i, line 3."""
+        """One iteration, on line 3's batch."""
         if self.gradient_at == "mixed":  # the order of the authors' code
             return super().step(state, hood, batch, lr)
         x_AD, v = state.x_AD, state.update
         x_I = hood.exchange(x_AD)  # line 5: x^j
         g_AD, loss_A = hood.gradient(x_AD, batch)  # line 4: g^ii
         g_I = hood.cross_gradient(x_I, batch)  # lines 6-7: g^ji
-        g_AD = hood.cluster(
-            g_AD, g_I, self.alpha
-        )  # lines 8-12: g̃ = Σ (1-α) w_ji g^ji + α w_ij g^ij
-        v_AD, v = self.parts.update.step(v, g_AD, x_AD, lr, hood)  # line 13: v = βv - ηg̃
-        x_AD = hood.gossip(
-            x_AD, x_I, self.gamma, v_AD
-        )  # lines 14-15: x + v + γ Σ (w_ij - I_ij) x^j
+        g_AD = hood.cluster(g_AD, g_I, self.alpha)  # lines 8-12: g^ij if α > 0, then g̃
+        v_AD, v = self.parts.update.step(v, g_AD, x_AD, lr, hood)  # line 13
+        x_AD = hood.gossip(x_AD, x_I, self.gamma, v_AD)  # lines 14-15
         return Stepped(state._replace(x_AD=x_AD, update=v), loss_A)

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from parley import graphs
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
 from parley.compute.task import Task
+from parley.fabric.base import Alone, Fabric
 from parley.neighbourhood import Neighbourhood
 from parley.wire.local import Local
-from parley.wire.placement import spread
+from parley.wire.placement import Placement, spread
+from parley.wire.spread import over
 from parley.wire.transport import HEADER
 from tests import small
+from tests.memory import together
 
 
 def net(kind: str) -> nn.Module:
@@ -140,6 +143,36 @@ def test_tensors_of_any_width_are_sent_and_counted(width: int) -> None:
     message = HEADER.itemsize + 8 * width
     assert hood.transport.sent["cross_gradients"].tolist() == [3 * message, *[2 * message] * 3]
     assert hood.mean(x_AW).equal(x_AW.sum(0).div(4).expand(4, -1))
+
+
+@pytest.mark.parametrize("width", [1, 200])
+def test_three_members_of_a_fabric_send_the_same(width: int) -> None:
+    """Headers and counts of every message are those of its width, between workers too."""
+    topology, x_NW = graphs.ring(5), torch.randn(5, width, dtype=torch.float64)
+
+    def work(fabric: Fabric) -> dict[str, Any]:
+        worker_of = (0, 2, 1, 1, 2) if len(fabric.members) > 1 else (0,) * 5
+        placement = Placement(topology, worker_of, fabric.me)
+        hood = small.hood(topology, transport=over(fabric, placement))
+        heard_IW = hood.collect(hood.exchange(x_NW[list(hood.agents)]))
+        back_OW = hood.send_back(hood.stored(2 * heard_IW))
+        told = hood.tell(x_NW[list(hood.agents)], [(0, 1), (3, 2)])
+        sent = torch.stack(list(hood.transport.sent.values()), 1)
+        return {
+            **{f"{edge}": row for edge, row in zip(hood.edges_I, heard_IW, strict=True)},
+            **{f"back {edge}": row for edge, row in zip(hood.edges_O, back_OW, strict=True)},
+            **{f"told {edge}": row for edge, row in zip(told.edges, told.x_ED, strict=True)},
+            **{f"sent {agent}": row for agent, row in zip(hood.agents, sent, strict=True)},
+        }
+
+    expected = work(Alone())
+    each = together(3, work)
+    assert set().union(*each) == set(expected)
+    for found in each:
+        assert all(row.equal(expected[name]) for name, row in found.items())
+    message = HEADER.itemsize + 8 * width
+    assert expected["sent 4"].tolist() == [2 * message, 2 * message, 0]
+    assert expected["sent 0"].tolist() == [3 * message, 2 * message, 0]
 
 
 def test_one_agent_alone_hears_nothing_of_any_width() -> None:
