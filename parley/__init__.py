@@ -4,17 +4,14 @@ Names are imported when they are first used: torch takes seconds to load, and no
 package needs it.
 """
 
-import os
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from parley.process import loading
+from parley.process import loading, quiet_torch
 from parley.version import __version__
 
-# Torch reports a lost connection with its own call stack before Parley can say what it means.
-# The setting is read when torch is imported.
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+quiet_torch()
 
 if TYPE_CHECKING:
     from parley.algorithms import (

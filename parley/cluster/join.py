@@ -28,6 +28,7 @@ from parley.fabric.base import Alone, Fabric, WorkerLost
 from parley.fabric.board import Board
 from parley.fabric.failure import unexpected
 from parley.fabric.gloo import PARTING, Gloo, StoreLost, ask, disconnect
+from parley.process import variable
 
 log = logging.getLogger(__name__)
 
@@ -217,11 +218,8 @@ def _loopback() -> Iterator[None]:
     if INTERFACE in os.environ or not names:
         yield
         return
-    os.environ[INTERFACE] = names[0]
-    try:
+    with variable(INTERFACE, names[0]):
         yield
-    finally:
-        del os.environ[INTERFACE]
 
 
 def local_store(patience: float) -> TCPStore:

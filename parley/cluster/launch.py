@@ -9,13 +9,11 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -35,6 +33,7 @@ from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
 from parley.fabric.base import WorkerLost, listed
 from parley.fabric.gloo import PARTING
+from parley.process import follow_parent, interrupts_held_back
 from parley.stopping import Callbacks
 from parley.store.folder import RunFolder
 from parley.training.problem import device_of
@@ -114,7 +113,7 @@ def _with_local_workers(assignment: Assignment) -> Outcome | None:
     others: list[BaseProcess] = []
     parting = PARTING
     try:
-        with _interrupts_held_back():
+        with interrupts_held_back():
             for rank in range(1, world):
                 others.append(_started(assignment, rank, store.port))
         worker_of = blocks(experiment.agents, world)
@@ -163,20 +162,6 @@ def context(preload: str) -> Any:
     return made
 
 
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Worker 0 handles Ctrl-C. Processes started meanwhile never see it, and follow worker 0."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # starting it would let interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _explained(
     lost: WorkerLost, others: Sequence[BaseProcess], assignment: Assignment
 ) -> ParleyError:
@@ -208,10 +193,8 @@ def _other_worker(
     environment: dict[str, str], assignment: Assignment, rank: int, port: int
 ) -> None:
     """A worker that this module started; worker 0 reports for it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent(environment)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    end_with_parent()
-    os.environ.update(environment)
     experiment = assignment.experiment
     timeout = timedelta(seconds=experiment.patience)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
@@ -219,15 +202,3 @@ def _other_worker(
     with suppress(ParleyError):
         meeting = Meeting(rank, experiment.workers, experiment.patience, store=store, local=True)
         work(assignment, meeting)
-
-
-def end_with_parent() -> None:
-    """In a child process: ends it when its parent is gone, even if that was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from parley.errors import ParleyError
 from parley.fabric.base import Fabric, Member, Part, Silent, WorkerLost
 from parley.fabric.failure import read_failure, written_failure
-from parley.fabric.gloo_crash import last_words
+from parley.process import last_words, without_groups
 
 log = logging.getLogger(__name__)
 
@@ -281,9 +281,7 @@ def disconnect() -> None:
     """Ends the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    # A group's name is the count of those made before it, which must be the same in every process;
-    # ending a group sets it back, but one that was never complete cannot be ended.
-    dist.distributed_c10d._world.group_count = 0
+    without_groups()
 
 
 def _line(error: BaseException) -> str:

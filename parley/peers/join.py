@@ -2,7 +2,6 @@
 
 import logging
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +26,7 @@ from parley.peers.links import Links
 from parley.peers.meeting import PeerMeeting, grouped
 from parley.peers.revisions import Revisions
 from parley.peers.switchboard import in_words
+from parley.process import switching
 from parley.training.problem import device_of, topology_of
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ MEETINGS = 10
 BETWEEN = 2.0
 """Seconds before they do: all have noticed by then."""
 SWITCHING = 0.001
-"""Seconds after which Python lets the thread that moves bytes have its turn: it needs little time,
-but often, and training waits for it."""
+"""Seconds after which the thread that moves bytes has its turn."""
 
 
 def checked(peers: Peers, experiment: Experiment, topology: Topology | None = None) -> Topology:
@@ -222,10 +221,8 @@ def linked(
 ) -> Iterator[Links]:
     """Links to other peers while this is open."""
     links = Links(identity, peers, hello, judge(hello), patience, listen, checking)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCHING)
     try:
-        yield links
+        with switching(SWITCHING):
+            yield links
     finally:
-        sys.setswitchinterval(before)
         links.close()

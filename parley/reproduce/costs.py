@@ -22,6 +22,7 @@ from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
 from parley.graphs import Topology, parse
+from parley.process import torch_threads
 from parley.reproduce.campaign import Order
 from parley.reproduce.cells import Cell, Form
 from parley.reproduce.study import Facts
@@ -200,19 +201,18 @@ def measured_speed(cell: Cell) -> float:
     For a large network, a single gradient is enough: of a whole batch, as the compiled kernels
     compute many samples in the time of a few.
     """
-    before, batch = torch.get_num_threads(), cell.usual.batch
-    torch.set_num_threads(1)
+    batch = cell.usual.batch
     logging.disable(logging.INFO)  # which engine a trial has is of no interest
     try:
-        speed = _of_one_gradient(_trial(cell, FEW, 1))
-        if batch / speed < LONGEST:
-            speed = _of_one_gradient(_trial(cell, batch, 1))
-        if 9 * batch / speed < BUDGET:
-            speed = _of_steps(_trial(cell, batch, 3))
+        with torch_threads(1):
+            speed = _of_one_gradient(_trial(cell, FEW, 1))
+            if batch / speed < LONGEST:
+                speed = _of_one_gradient(_trial(cell, batch, 1))
+            if 9 * batch / speed < BUDGET:
+                speed = _of_steps(_trial(cell, batch, 3))
         return round(speed, 1)
     finally:
         logging.disable(logging.NOTSET)
-        torch.set_num_threads(before)
 
 
 def _of_one_gradient(run: Trainer) -> float:

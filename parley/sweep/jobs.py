@@ -1,7 +1,6 @@
 """Runs to be made, one by one or several at once, and the bars that show how far they are."""
 
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -22,6 +21,7 @@ from parley.compute.threads import usable_cores
 from parley.errors import BadValue, Diverged, ParleyError
 from parley.experiment import Experiment
 from parley.files import SMALL, Unreadable, read_text, write_atomically
+from parley.process import follow_parent
 from parley.store.folder import RunFolder
 from parley.store.status import mark_stopped
 from parley.training import problem as problems
@@ -185,9 +185,7 @@ _events: Any = None  # in a child: where to report what happens
 
 
 def _start_child(environment: dict[str, str], events: Any) -> None:
-    os.environ.update(environment)  # the server that starts processes may be older
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops this process
-    launch.end_with_parent()
+    follow_parent(environment)
     global _events
     _events = events
 

@@ -8,7 +8,6 @@ import torch
 
 from parley.compute import choose as engines
 from parley.compute.engine import Engine
-from parley.compute.memory import keep_freed_memory
 from parley.compute.task import Task
 from parley.compute.threads import usable_cores
 from parley.data import Batches
@@ -72,10 +71,6 @@ def choose_engine(
         if how := engines.missed(task, shape):
             log.info("using engine %s, with %s", name, how)
     log.debug("engine %s, %d threads", name, threads)
-    keep_freed_memory()
-    if name == "fused":
-        # It distributes whole gradients; torch's own threads would only get in the way.
-        torch.set_num_threads(1)
     return engines.build(name, task, experiment.seed, threads)
 
 

@@ -9,6 +9,7 @@ concern of its.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from parley.data_sizes import BALANCED, SIZE, Sizes
 from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.neighbourhood import Meter, Neighbourhood
+from parley.process import kept_memory, torch_threads
 from parley.stopping import Callbacks, parse_stop, says_stop
 from parley.training import run_setup, statistics
 from parley.training.evaluation import Evaluation, Now
@@ -113,6 +115,12 @@ class Trainer:
 
     def events(self) -> Iterator[Event]:
         """Trains to the end; yields after every step and every epoch."""
+        # The kernels distribute whole gradients; torch's own threads would only get in the way.
+        alone = torch_threads(1) if self.engine_name == "fused" else nullcontext()
+        with kept_memory(), alone:
+            yield from self._events()
+
+    def _events(self) -> Iterator[Event]:
         yield Started(self.task.size, self.problem.note)
         if self.records and self.records[-1]["epoch"] == self.epoch:
             self.stopped = self.stop.reason(self.records)

@@ -12,7 +12,8 @@ from parley.compute.memory import zeros
 
 FAULTS = """
 import ctypes, resource, sys, torch
-from parley.compute.memory import MMAP, TRIM, keep_freed_memory
+from contextlib import ExitStack
+from parley.process import MMAP, TRIM, kept_memory
 
 for threshold in (MMAP, TRIM):  # glibc's own change with what was freed before
     ctypes.CDLL(None).mallopt(threshold, 65536)
@@ -20,8 +21,9 @@ for threshold in (MMAP, TRIM):  # glibc's own change with what was freed before
 def step():
     return [torch.zeros(1_000_000) for _ in range(6)]
 
+holding = ExitStack()
 if sys.argv[1] == "kept":
-    keep_freed_memory()
+    holding.enter_context(kept_memory())
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
