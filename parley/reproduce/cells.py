@@ -431,43 +431,29 @@ MEASURING = {"evaluate_every", "bias_norms", "gossip_rounds"}
 
 
 class Match(NamedTuple):
-    """The published figure of an experiment."""
+    """What the NGC paper reports for an experiment, in percent after gossip, over three seeds."""
 
     cell: Cell
-    form: Form
-
-    @property
-    def accuracy(self) -> float:
-        """In percent, after gossip, mean over three seeds."""
-        return self.cell.published[0] if self.cell.published else math.nan
-
-    @property
-    def std(self) -> float:
-        """Over three seeds, in percent."""
-        return self.cell.published[-1] if self.cell.published else math.nan
-
-    @property
-    def remark(self) -> str:
-        """How the run differs from the published one."""
-        usual = self.form.variant == self.cell.study.forms[0]
-        reduction = self.form.reduction(self.cell.usual.epochs)
-        parts = ["" if usual else self.form.words, f"reduced: {reduction}" if reduction else ""]
-        return ", ".join(filter(None, parts))
+    accuracy: float
+    std: float
+    remark: str
+    """How the run differs from the paper's."""
 
 
 def find_cell(experiment: Experiment) -> Match | None:
     """The cell of the NGC paper with exactly this experiment, in full or reduced.
 
     >>> found = find_cell(cells(named("paper"))["cifar10/cnn5/ring/5/ngc"].experiment(seed=3))
-    >>> found.cell.name, found.form.variant, found.remark
-    ('cifar10/cnn5/ring/5/ngc', 'as-run', '')
+    >>> found.cell.name, found.accuracy, found.remark
+    ('cifar10/cnn5/ring/5/ngc', 83.36, '')
     >>> find_cell(Experiment.of(data="digits")) is None
     True
     """
     study = named("paper")
-    for cell in (cell for cell in cells(study).values() if cell.published):
+    for cell in cells(study).values():
         options = study.settings[cell.setting].options
-        if any(options[k] != getattr(experiment, k) for k in ("data", "model", "agents")):
+        other = any(options[k] != getattr(experiment, k) for k in ("data", "model", "agents"))
+        if other or not cell.published:
             continue
         for variant in study.forms:
             try:
@@ -476,7 +462,12 @@ def find_cell(experiment: Experiment) -> Match | None:
                 break  # longer than the paper's
             expected = cell.experiment(form, seed=experiment.seed)
             if not set(expected.same_as(experiment)) - MEASURING:
-                return Match(cell, form)
+                reduction = form.reduction(cell.usual.epochs)
+                said = "" if variant == study.forms[0] else form.words
+                remark = [said, f"reduced: {reduction}" if reduction else ""]
+                mean, *std = cell.published
+                said = ", ".join(filter(None, remark))
+                return Match(cell, mean, std[0] if std else math.nan, said)
     return None
 
 

@@ -1,5 +1,6 @@
 """The runs of a study below a folder, as results to show and to compare with published ones."""
 
+import logging
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,12 @@ from parley.reproduce.cells import Cell, Form, cells, key_of, parse_form, parsed
 from parley.reproduce.study import Study
 from parley.reproduce.tuned import ABOUT, read_lines
 from parley.results.read import walk
-from parley.store.folder import EXPERIMENT, RECORDS, RunFolder
+from parley.store.folder import EXPERIMENT, RECORDS, UNVERIFIED, RunFolder
 from parley.sweep import jobs
 from parley.training.record import Record, sent_megabytes, value
 from parley.version import __version__
+
+log = logging.getLogger(__name__)
 
 SMALLER = 0.95
 """Steps per epoch, relative to the published run's, below which a run counts as using less data."""
@@ -224,6 +227,7 @@ def _from_folders(study: Study, out: Path) -> Found:
         if run is not None and run.name.startswith("seed-") and (run / EXPERIMENT).is_file():
             forms.setdefault(run.parent, []).append(run)
     results, refused = [], []
+    unverified: list[Path] = []
     for cell in cells(study).values():
         for folder in sorted(form for form in forms if form.parent == out / cell.folder):
             try:
@@ -231,18 +235,23 @@ def _from_folders(study: Study, out: Path) -> Found:
             except ParleyError as error:
                 refused.append(f"{folder}: {error}")
                 continue
-            result, damaged = _result(cell, form, forms[folder])
+            result, damaged = _result(cell, form, forms[folder], unverified)
             results.append(result)
             refused += damaged
+    if unverified:
+        log.info("%s", UNVERIFIED % f"the records of {len(unverified)} runs in {out}")
     return Found(study, [r for r in results if r.runs or r.unfinished], refused)
 
 
-def _result(cell: Cell, form: Form, seeds: Sequence[Path]) -> tuple[Result, list[str]]:
+def _result(
+    cell: Cell, form: Form, seeds: Sequence[Path], unverified: list[Path]
+) -> tuple[Result, list[str]]:
     """The result of a form's seeds, and why some of them were left out."""
     runs, unfinished, refused = {}, [], []
     for path in sorted(seeds, key=_seed):
         try:
-            records = _records(path, cell.experiment(form, seed=_seed(path)), cell.study)
+            expected = cell.experiment(form, seed=_seed(path))
+            records = _records(path, expected, cell.study, unverified)
         except ParleyError as error:
             refused.append(f"{path}: {error}")
             continue
@@ -256,7 +265,9 @@ def _result(cell: Cell, form: Form, seeds: Sequence[Path]) -> tuple[Result, list
     return Result(cell, form, runs, unfinished), refused
 
 
-def _records(path: Path, expected: Experiment, study: Study) -> list[Record]:
+def _records(
+    path: Path, expected: Experiment, study: Study, unverified: list[Path]
+) -> list[Record]:
     """The records of a run, which are whole if it is finished."""
     folder = RunFolder(path)
     if differing := expected.same_as(read_experiment(path)):
@@ -266,7 +277,7 @@ def _records(path: Path, expected: Experiment, study: Study) -> list[Record]:
             f"{path.name} holds a different experiment from the preset's{by} "
             f"(they differ in {', '.join(differing)})"
         )
-    records = folder.records()
+    records = folder.records(unverified)
     if folder.summary() is None or not records:
         return records
     last, stops = records[-1], expected.stop_when or expected.max_steps

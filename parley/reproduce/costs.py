@@ -21,7 +21,7 @@ from parley.compute import kernels
 from parley.data import Samples, Transform
 from parley.experiment import Experiment
 from parley.files import write_atomically
-from parley.graphs import Topology, parse
+from parley.graphs import parse
 from parley.process import torch_threads
 from parley.reproduce.campaign import Order
 from parley.reproduce.cells import Cell, Form
@@ -60,12 +60,6 @@ FEW = 8
 """Samples that are enough to time a larger one."""
 
 
-def graph_of(cell: Cell, form: Form = Form()) -> Topology:  # noqa: B008
-    """The graph its agents communicate on."""
-    experiment = cell.experiment(form)
-    return parse(experiment.topology, experiment.agents)
-
-
 def degree(cell: Cell, form: Form = Form()) -> float:  # noqa: B008
     """The average number of neighbours.
 
@@ -73,7 +67,8 @@ def degree(cell: Cell, form: Form = Form()) -> float:  # noqa: B008
     >>> degree(cells(named("paper"))["imagenette-224/resnet18/chain/5/ngc"])
     1.6
     """
-    graph = graph_of(cell, form)
+    experiment = cell.experiment(form)
+    graph = parse(experiment.topology, experiment.agents)
     return len(graph.edges) / graph.agents
 
 

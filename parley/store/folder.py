@@ -228,8 +228,9 @@ class RunFolder:
             wrong = BadValue("out", str(self.path), "a writable folder", str(error))
             raise NotWritten(str(wrong)) from None
 
-    def records(self) -> list[Record]:
-        """All records, for resuming: damage is refused. A half-written last line is skipped."""
+    def records(self, unverified: list[Path] | None = None) -> list[Record]:
+        """All records, for resuming: damage is refused. A half-written last line is skipped.
+        Readers of many folders are given those without checksums as a list, and say so once."""
         path = self.path / RECORDS
         if not os.path.lexists(path):
             return []
@@ -246,7 +247,9 @@ class RunFolder:
                 verified &= is_sealed(line)
         except Unreadable as error:
             raise ParleyError(f"records: {path} is damaged ({error})") from None
-        if not verified:
+        if not verified and unverified is not None:
+            unverified.append(self.path)
+        elif not verified:
             log.info("%s", UNVERIFIED % f"the records in {self.path}")
         return records
 

@@ -98,17 +98,6 @@ class Constants(NamedTuple):
             η * L**2 / (2 * rest) / c1,
         )
 
-    def bound(
-        self, lr: float, momentum: float, topology: Topology, steps: int,
-        gap: float, sigma: float, zeta: float,
-    ) -> float:  # fmt: skip
-        """The right side of Theorem 1, for F(x₀) - F* = `gap`. It bounds nothing: see WHY_EMPTY."""
-        η, rest, s = lr, 1 - momentum, 1 - root_rho(topology)
-        noise = sigma**2 / topology.agents + zeta**2
-        first = gap / (self.c1 * steps)
-        second = (10 * self.c2 + 10 * self.c3 * (η * momentum) ** 2 / rest**4 + 4 * self.c4) * noise
-        return first + second + self.c5 * 14 * η**2 * (sigma**2 + zeta**2) / (rest * s) ** 2
-
 
 def _check(smoothness: float, momentum: float) -> None:
     if not 0 < smoothness < math.inf:
