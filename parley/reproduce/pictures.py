@@ -15,6 +15,7 @@ from parley.reproduce.collect import Found, Result, figure
 from parley.reproduce.study import Picture, Study
 from parley.results.curves import EPOCHS, Seeds, curves_picture, line_of
 from parley.results.seeds import curve
+from parley.results.seeds import slots as place_of
 from parley.results.tradeoff import Point, tradeoff_picture
 
 FORMS = {"_mean_model": "averaged model", "_own": "own models", "_after_gossip": "after gossip"}
@@ -23,8 +24,7 @@ FORMS = {"_mean_model": "averaged model", "_own": "own models", "_after_gossip":
 
 def slots(study: Study) -> dict[str, int]:
     """A method has the same colour in every picture."""
-    labels = dict.fromkeys(_line(cell.label, cell.values) for cell in cells(study).values())
-    return {label: slot for slot, label in enumerate(labels)}
+    return place_of(dict.fromkeys(_line(cell.label, cell.values) for cell in cells(study).values()))
 
 
 def _line(label: str, values: Sequence[str]) -> str:

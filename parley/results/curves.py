@@ -10,6 +10,7 @@ from parley.charts.draw import sheet
 from parley.charts.picture import save
 from parley.measures import KNOWN, Measure, of_record
 from parley.results.seeds import Curve, Take, curve, field_of
+from parley.results.seeds import slots as default_slots
 from parley.training.record import Record, sent_megabytes
 
 Seeds = Sequence[Sequence[Record]]
@@ -61,10 +62,11 @@ def line_chart(
     slots: Mapping[str, int] | None = None,
 ) -> Chart | None:
     """One line per method: means over seeds; None where no record has the field. `slots` are the
-    methods' places among the colours (default: in their order)."""
+    methods' places among the colours."""
     found = [(name, curve(seeds, vertical, against.take)) for name, seeds in methods.items()]
-    slots = slots or {name: slot for slot, name in enumerate(methods)}
-    lines = [line_of(name, c, slots[name]) for name, c in found if c is not None]
+    places = slots or default_slots(methods)
+    found.sort(key=lambda each: places[each[0]])
+    lines = [line_of(name, c, places[name]) for name, c in found if c is not None]
     return described(Chart(title, lines, against.axis, y, link="methods")) if lines else None
 
 
@@ -125,7 +127,7 @@ def field_picture(partitions: Mapping[str, Mapping[str, Seeds]], path: str | Pat
     rows = []
     measure = deciding(seeds for methods in partitions.values() for seeds in methods.values())
     vertical, y = form_of(measure, "mean_model"), axis_of(measure)
-    slots = {name: slot for slot, name in enumerate(names)}  # the same in every row
+    slots = default_slots(names)  # the same in every row
     for partition, methods in partitions.items():
         row = [line_chart(partition, methods, vertical, y, against, slots)
                for against in (on_log(SENT), time)]  # fmt: skip

@@ -8,7 +8,7 @@ from parley.algorithms import ALGORITHMS, AlgorithmKind
 from parley.errors import ParleyError
 from parley.experiment import HOW, Experiment, with_own
 from parley.results.read import RecordedRun, label
-from parley.results.seeds import Group
+from parley.results.seeds import METHODS, Group
 from parley.store.folder import EXPERIMENT
 
 NOT_COMPARED = {*HOW, "seed"}
@@ -16,7 +16,7 @@ NOT_COMPARED = {*HOW, "seed"}
 
 
 def group_seeds(runs: Sequence[RecordedRun], own: AlgorithmKind | None = None) -> list[Group]:
-    """Groups runs that differ only in their seed, simple algorithms before involved ones.
+    """Groups runs that differ only in their seed, the paper's methods first and in its order.
 
     Groups are named after their algorithm and, if that is not enough, the options in which they
     differ. `own` is an algorithm of the user's, if the runs used one.
@@ -55,8 +55,12 @@ def _understood(run: RecordedRun, own: AlgorithmKind | None) -> tuple[Experiment
 
 def _place(experiment: Experiment | None) -> int:
     names = list(ALGORITHMS)
-    known = experiment is not None and experiment.algorithm.name in names
-    return names.index(experiment.algorithm.name) if known and experiment else len(names)
+    if experiment is None:
+        return len(METHODS) + len(names)
+    name, label = experiment.algorithm.name, experiment.algorithm.label
+    if label in METHODS:
+        return METHODS.index(label)
+    return len(METHODS) + (names.index(name) if name in names else len(names))
 
 
 def _labels(runs: Sequence[RecordedRun], experiments: Sequence[Experiment | None]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from parley.results.read import RecordedRun
@@ -15,6 +16,22 @@ from parley.training.record import Record, value
 
 if TYPE_CHECKING:
     from parley.experiment import Experiment
+
+METHODS = ("D-PSGD", "NGC α=0", "CGA", "NGC", "CompCGA", "CompNGC")
+"""The methods of the NGC paper, which have the same colours and order in every picture."""
+
+
+def slots(names: Iterable[str]) -> dict[str, int]:
+    """Places among the colours: the paper's methods have their own, others the next that are free.
+
+    >>> slots(["NGC", "QGM", "D-PSGD", "BEER"])
+    {'NGC': 3, 'QGM': 1, 'D-PSGD': 0, 'BEER': 2}
+    """
+    names = list(names)
+    own = {name: METHODS.index(name) for name in names if name in METHODS}
+    free = (slot for slot in count() if slot not in own.values())
+    return {name: own[name] if name in own else next(free) for name in names}
+
 
 Take = Callable[[Record], float | None]
 """Extracts a number from a record, if it is there."""
