@@ -49,6 +49,8 @@ class Line:
     """Whether marks are outlines."""
     joined: bool = True
     """Whether a line connects the points."""
+    width: float = 2.0
+    """Of the line, in pixels."""
     steps: bool = False
     """Whether it keeps its height until the next point."""
     spread: str = "std"

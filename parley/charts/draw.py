@@ -187,7 +187,7 @@ def _line(
     if line.joined and len(points) > 1:
         pieces = [stairs(piece) if line.steps else piece for piece in runs(points)]
         pieces = [piece for piece in pieces if len(piece) > 1]
-        shapes.append(Path(lines=pieces, stroke=line.colour, width=2, of=line.name,
+        shapes.append(Path(lines=pieces, stroke=line.colour, width=line.width, of=line.name,
                            dash=DASHES[line.dash % len(DASHES)], clip=whole))  # fmt: skip
     mark = line.mark or ("o" if len(points) == 1 else "")
     for number, place in enumerate(points):

@@ -8,7 +8,7 @@ from parley.charts.shapes import Box, Path, Place, Shape, Words, boxes_of
 
 NEAR = 8.0
 """Pixels from the middle of a point to where its name begins."""
-RISES = sorted((step / 2 for step in range(-60, 60)), key=lambda rise: abs(rise - 0.25))
+RISES = sorted((step / 2 for step in range(-60, 60)), key=lambda rise: abs(rise - 0.75))
 """How far above its point a name may begin, in its own heights, the nearest first."""
 
 

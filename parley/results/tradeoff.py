@@ -113,7 +113,7 @@ def _marks(points: Sequence[Point], cost: int, floor: float) -> list[Line]:
     """The points, and the names of the best, of those for reference and of those to be found."""
     points = [point for point in points if not isnan(point.costs[cost])]
     best = front(points, cost, floor)
-    line = Line("", [p.costs[cost] for p in best], [p.gain for p in best], steps=True)
+    line = Line("", [p.costs[cost] for p in best], [p.gain for p in best], steps=True, width=1)
     marks = [line] if best else []
     for point in sorted(points, key=lambda point: point in best):
         first = point in best

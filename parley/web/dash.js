@@ -581,7 +581,7 @@ function move(picture, { places, edges }, sent, moving) {
     Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
     return made;
   };
-  const group = drawing.appendChild(node("g", { class: "moving" }));
+  const group = drawing.insertBefore(node("g", { class: "moving" }), drawing.querySelector("circle"));
   if (!key) return;
   const largest = Math.max(...kinds.map(([, bytes]) => bytes), 1);
   kinds.forEach(([name, bytes], back) => {
