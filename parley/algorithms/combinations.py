@@ -146,6 +146,9 @@ def combined(chosen: tuple[tuple[str, type[Part]], ...], codec: str = "") -> typ
             fields[option] = (field.annotation, copy(field))
         if slot == "averaging" and not no_local_steps(kinds):
             fields["local_steps"] = (LocalSteps, 1)
+    if codec and "codec" not in fields:
+        because = f"{kinds['averaging'].__name__} encodes nothing"
+        raise BadValue("algorithm", name, f"the name without {codec}", because)
     if codec:
         fields["codec"][1].default = codec
     made = create_model(name, __base__=Combination, **fields)
@@ -224,7 +227,8 @@ def _kind_of(parts: Sequence[Part], values: dict[str, Any]) -> type[Combination]
         tuple(
             (part.word or type(part).__name__.lower(), type(part))
             for part in parts
-            if type(part) not in (Own, SGD) and part != Gossip(gamma=values["gamma"])
+            if type(part) not in (Own, SGD)
+            and (type(part) is not Gossip or values["codec"] != "dense")
         )
     )
 

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import parley
-from parley.algorithms import Clustering, Recipe, build, find
+from parley.algorithms import AdaptiveGossip, Clustering, Recipe, build, find
+from parley.algorithms.parts import Sent, TellingRule
 from parley.cli.flags import with_file
 from parley.cli.main import main
 from parley.cli.own_algorithm import own_algorithm
+from parley.neighbourhood import OnEdges
 from parley.user_code import ALLOWED
 from tests import small
 
@@ -23,6 +26,20 @@ OPTIONS: dict[str, Any] = {
     "test_fraction": 0.2, "batch": 10, "gossip_rounds": 0, "dtype": "float64", "engine": "loop",
     "progress": False,
 }  # fmt: skip
+
+
+class Still(TellingRule):
+    """An averaging rule without a codec."""
+
+    def send(self, state: Any, x_AD: Tensor, hood: Any, channel: Any) -> tuple[Sent, Any]:
+        return Sent(x_AD, hood.exchange(x_AD)), state
+
+    def known(self, state: Any, sent: Sent, hood: Any) -> OnEdges:
+        assert sent.heard_I is not None
+        return sent.heard_I
+
+    def mix(self, state: Any, x_AD: Tensor, sent: Sent, hood: Any) -> tuple[Tensor, Any]:
+        return x_AD, state
 
 
 @pytest.fixture
@@ -74,6 +91,11 @@ def test_a_name_is_a_recipe(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         build("ngc", {"trim": 1})
 
 
+def test_rates_that_gossip_could_not_have_are_named_too() -> None:
+    made = Recipe(gradient=Clustering(), averaging=AdaptiveGossip(gamma=5.0))
+    assert made == build("ngc+adagossip", {"gamma": 5.0}) and made.name == "ngc+adagossip"
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -81,13 +103,14 @@ def test_a_name_is_a_recipe(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("ngc+mine:Tensor", "not a subclass of a rule"),
         ("choco+mine:Trimmed", "choco and mine:Trimmed are both the averaging rule"),
         ("push-sum+mine:Trimmed", "does not preserve"),
+        ("ngc+tests.algorithms.test_own_parts:Still+sign", "Still encodes nothing"),
         ("ngc:alpha", "algorithm: .ngc:alpha. is not valid"),
     ],
 )
 def test_what_does_not_fit_is_refused(
     mine: Any, name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ALLOWED, "mine")
+    monkeypatch.setenv(ALLOWED, "mine,tests.algorithms.test_own_parts")
     with pytest.raises(parley.BadValue, match=why):
         build(name, {})
 
