@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,20 +51,17 @@ class RejoinRequest(Exception):
     """A worker is waiting to rejoin: the generation ends to admit it."""
 
 
-class Rosters(Protocol):
+class Consensus(Protocol):
     """How the workers of a run that heals agree on who takes part in its next generation."""
 
     def begun(self) -> bool:
         """Whether there has been a generation already: then this worker comes back."""
         ...
 
-    def done(self) -> None:
-        """Tells workers that come later that the run has ended."""
-        ...
-
-    def next_roster(self, left: bool) -> Roster:
-        """Waits for the roster of the next generation that includes this worker; `left`: it was
-        in the generation before, which has ended."""
+    def next_roster(self, lost: Collection[int] | None) -> Roster:
+        """Waits for the roster of the next generation that includes this worker. The one before has
+        ended, since those who are `lost` could not be reached or because another waits to be let
+        in; None: this worker was not in it."""
         ...
 
     def roster(self, generation: int) -> tuple[int, ...]:
@@ -77,6 +74,10 @@ class Rosters(Protocol):
 
     def drop(self, worker: int, why: str) -> None:
         """From now on, all continue without this worker."""
+        ...
+
+    def done(self) -> None:
+        """Tells workers that come later that the run has ended."""
         ...
 
 
@@ -121,9 +122,9 @@ class Gathering(ABC):
     def connected(self, roster: Roster) -> AbstractContextManager[Board]:
         """Connects the workers of one generation; gives where they communicate."""
 
-    @abstractmethod
-    def membership(self) -> Rosters | None:
-        """How the next generation is agreed on, if the run heals."""
+    def consensus(self) -> Consensus | None:
+        """How the next generation is agreed on; None: there is one, and all end together."""
+        return None
 
     def survives(self, error: BaseException, final: bool) -> bool:
         """Whether the others go on after this error; `final`: where none could."""
@@ -171,10 +172,6 @@ class Meeting(Gathering):
             return Alone()
         self._connect(PrefixStore("connect", self.store))
         return Gloo(self.patience, self.store, self.local)
-
-    def membership(self) -> Rosters | None:
-        """Fixed: whoever started ends together."""
-        return None
 
     def lobby(self) -> Board:
         """Where the workers communicate before they train."""

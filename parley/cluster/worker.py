@@ -10,7 +10,7 @@ with another (`parley.cluster.heal`).
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 
 from parley.cluster import handshake
 from parley.cluster.heal import Position, Recovery, without
-from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
+from parley.cluster.join import Consensus, Gathering, RejoinRequest, Roster
 from parley.cluster.run import (
     Assignment,
     Outcome,
@@ -68,12 +68,12 @@ class Worker:
         self.experiment = assignment.experiment
         self.meeting = meeting
         self.everywhere = meeting.apart or assignment.everywhere
-        self.membership = meeting.membership()
+        self.consensus = meeting.consensus()
         self.position = Position()
         self.hold: Hold | None = None
         self._holding = holding
         lobby = meeting.lobby()
-        back = self.membership is not None and self.membership.begun()
+        back = self.consensus is not None and self.consensus.begun()
         if back:
             # A mistake on this host alone is no reason for the others to stop.
             self._prepare(lobby, back)
@@ -111,7 +111,7 @@ class Worker:
         held = holdings(self.problem, hosted, experiment.agents, lobby)
         self.agents = describe(self.problem, held)
         self._take_hold(lobby)
-        if self.membership and self.resume:
+        if self.consensus and self.resume:
             end_of = partial(last_step, experiment, self.sizes.steps_per_epoch)
             self.position = Position.saved(assignment.out, hosted, end_of)
 
@@ -141,32 +141,33 @@ class Worker:
         try:
             return self._generations()
         except KeyboardInterrupt:
-            if self.hold and self.membership:  # between two generations, of which one was lost
+            if self.hold and self.consensus:  # between two generations, of which one was lost
                 mark_stopped(self.hold.folder, ("running", "failed"))
             raise
 
     def _generations(self) -> Outcome | None:
-        left = False
+        lost: Collection[int] | None = None
         while True:
-            membership = self.membership
-            roster = membership.next_roster(left) if membership else self.meeting.everyone
+            consensus = self.consensus
+            roster = consensus.next_roster(lost) if consensus else self.meeting.everyone
             self.worker_of = self.meeting.reseated(roster) or self.worker_of
             try:
                 with self.meeting.connected(roster) as board:
                     outcome = self._train(roster, board)
-                    if membership:
-                        membership.done()
+                    if consensus:
+                        consensus.done()
                     return outcome
-            except (WorkerLost, RejoinRequest):
-                if membership is None:
+            except (WorkerLost, RejoinRequest) as end:
+                if consensus is None:
                     raise
-                left = True
+                gone = end.workers if isinstance(end, WorkerLost) else ()
+                lost = [roster.workers[number] for number in gone]
             except Suspicious as error:
-                if membership is None or not error.drop:
+                if consensus is None or not error.drop:
                     raise
                 log.warning("%s", error)
-                membership.drop(roster.workers[error.worker], str(error))
-                left = True
+                consensus.drop(roster.workers[error.worker], str(error))
+                lost = ()
 
     def _train(self, roster: Roster, board: Board) -> Outcome | None:
         """One generation: from where its workers are to the end, or until a worker is lost."""
@@ -191,9 +192,9 @@ class Worker:
         )
         journal = Journal(self.hold, board, self._host_of)
         journal.open(enclosed(self.experiment, full), self.resume or roster.generation > 0)
-        if self.membership:
+        if self.consensus:
             recovery = Recovery(run, journal, board, self.position)
-            return self._recovered(self.membership, roster, recovery, bridges)
+            return self._recovered(self.consensus, roster, recovery, bridges)
         if self.resume:
             journal.restore(run)
         told = board.rank == 0 or self.meeting.apart
@@ -202,7 +203,7 @@ class Worker:
 
     def _recovered(
         self,
-        membership: Rosters,
+        consensus: Consensus,
         roster: Roster,
         recovery: Recovery,
         bridges: Sequence[Edge],
@@ -211,9 +212,9 @@ class Worker:
         recovery.take_up()
         self.position = recovery.position()
         run, journal = recovery.run, recovery.journal
-        self._tell(membership, roster, run, journal, bridges)
+        self._tell(consensus, roster, run, journal, bridges)
         try:
-            each = partial(self._each, membership, roster, run, recovery.board.rank)
+            each = partial(self._each, consensus, roster, run, recovery.board.rank)
             return follow(run, journal, each, self.agents, self.everywhere)
         finally:
             self.position = recovery.position()
@@ -226,26 +227,26 @@ class Worker:
         return self._name(worker) if worker >= 0 else "nobody (a vacant place)"
 
     def _each(
-        self, membership: Rosters, roster: Roster, run: Trainer, rank: int, event: Event
+        self, consensus: Consensus, roster: Roster, run: Trainer, rank: int, event: Event
     ) -> None:
         """After an epoch, waiting workers may join."""
         self.assignment.watch(event)
         if isinstance(event, EpochDone) and not event.last:
-            rejoining = rank == 0 and membership.waiting(roster.generation)
+            rejoining = rank == 0 and consensus.waiting(roster.generation)
             # Whether somebody waits is for the first worker to say, whatever the others send.
             if float(run.transport.each(torch.tensor(float(rejoining)))[0]) == 1:
                 raise RejoinRequest
 
     def _tell(
         self,
-        membership: Rosters,
+        consensus: Consensus,
         roster: Roster,
         run: Trainer,
         journal: Journal,
         bridges: Sequence[Edge],
     ) -> None:
         """Records who takes part, in the run's folder and for the user of this host."""
-        before = membership.roster(roster.generation - 1) if roster.generation else ()
+        before = consensus.roster(roster.generation - 1) if roster.generation else ()
         gone = [w for w in before if w not in roster.workers]
         back = [w for w in roster.workers if w not in before] if before else []
         label = self.meeting.label
@@ -259,9 +260,7 @@ class Worker:
             "bridges": [list(bridge) for bridge in bridges],
         }
         journal.note(event, self.meeting.apart)
-        earlier = (
-            {w for n in range(roster.generation) for w in membership.roster(n)} if back else {}
-        )
+        earlier = {w for n in range(roster.generation) for w in consensus.roster(n)} if back else {}
         new = [worker for worker in back if worker not in earlier]
         back = [worker for worker in back if worker in earlier]
         changes = (

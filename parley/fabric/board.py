@@ -44,7 +44,7 @@ class Board:
         try:
             said = self.fabric.gather(json.dumps([what, value]).encode())
         except WorkerLost as lost:
-            if not (lost.timed_out and lost.workers):
+            if lost.names or not (lost.timed_out and lost.workers):
                 raise
             who, patience = ", ".join(map(self.name, lost.workers)), self.fabric.patience
             words = f"{who} did not report its {what} within {patience:g} seconds (--patience)"

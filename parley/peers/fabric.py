@@ -7,7 +7,7 @@ them in the same order.
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from parley.errors import ParleyError
 from parley.fabric.base import Buffer, Fabric, Member, Part, WorkerLost, listed, view
@@ -57,16 +57,21 @@ class Linked(Fabric):
         members: Sequence[Member],
         pairs: Iterable[tuple[int, int]],
         generation: int,
+        attend: Callable[[], None] = lambda: None,
         remedy: str = "",
     ) -> None:
-        """`pairs` are the peers that talk with each other, as positions among `members`; `remedy`
-        says what can be done if one of them is lost."""
+        """`pairs` are the peers that talk with each other, as positions among `members`. `attend`
+        reads what else has happened, and raises what ends this generation; `remedy` says what can
+        be done if a member is lost."""
         self.links = links
         self.names = tuple(member.name for member in members)
         super().__init__(self.names.index(links.me), members, links.patience, links.me)
         self.generation = generation
         self.pairs = {(min(pair), max(pair)) for pair in pairs}
+        self._attend_to = attend
         self._remedy = remedy
+        self._heard: ParleyError | None = None
+        """Why the others have ended."""
         grown = tree(len(self.names), self.pairs)
         self.near = grown[self.me]
         """Neighbours on the tree."""
@@ -85,6 +90,7 @@ class Linked(Fabric):
     def exchange(self, leaving: Sequence[Part], arriving: Sequence[Part]) -> list["_Parcel"]:
         """Begins to send some bytes, and to receive others in the places given for them, unless
         they were on their way already."""
+        self._attend()
         for to, bytes_ in leaving:
             self._sent[to] += 1
             self.links.post(self.names[to], PARCEL, self.generation, self._sent[to], [view(bytes_)])
@@ -94,7 +100,7 @@ class Linked(Fabric):
         self._taken[source] += 1
         name, number = self.names[source], self._taken[source]
         self.links.reserve(name, PARCEL, self.generation, number, place)
-        return _Parcel(self.links, name, self.generation, number, place)
+        return _Parcel(self, source, number, place)
 
     def gather(self, own: Buffer, sizes: Sequence[int] | None = None) -> list[memoryview]:
         """What every peer gives, in the order of their numbers, at every peer."""
@@ -124,7 +130,7 @@ class Linked(Fabric):
             came, value = -1, _copied(own)
         else:
             came = self.toward[source]
-            value = self.links.take(self.names[came], TREE, self.generation, number)
+            value = self.take(came, TREE, number)
         for neighbour in self.near:
             if neighbour != came:
                 name = self.names[neighbour]
@@ -133,7 +139,7 @@ class Linked(Fabric):
 
     def fail(self, error: ParleyError, waits: bool = True) -> ParleyError:
         """Tells the others why this peer ends, unless one of them has told it."""
-        if error is self.links.failure:
+        if error is self._heard or error is self.links.failure:
             return error
         if isinstance(error, WorkerLost):
             hosted = [member.agents for member in self.members if member.name in error.names]
@@ -142,7 +148,29 @@ class Linked(Fabric):
         self.links.flood({"kind": "failure", "note": written_failure(error)})
         return error
 
+    def take(self, source: int, lane: int, number: int) -> memoryview:
+        """The message of that number; waits for it as long as the patience lasts, and for as long
+        as the generation does."""
+        name, links, began = self.names[source], self.links, self.links.now()
+        seconds = 0.0
+        while (body := links.take(name, lane, self.generation, number, seconds)) is None:
+            self._attend()
+            if (why := links.lost(name, began)) is not None:
+                # One that was started again comes back, so the others need not go on without it.
+                away = [] if links.links[name].restarted else [source]
+                raise WorkerLost(f"peers: lost {name} ({why})", away, True, [name])
+            seconds = 0.1
+        return body
+
+    def _attend(self) -> None:
+        try:
+            self._attend_to()
+        except ParleyError as error:
+            self._heard = error
+            raise
+
     def _next(self) -> int:
+        self._attend()
         self._collectives += 1
         return self._collectives
 
@@ -155,7 +183,7 @@ class Linked(Fabric):
 
     def _unpacked(self, neighbour: int, number: int) -> dict[int, memoryview]:
         name = self.names[neighbour]
-        body = self.links.take(name, TREE, self.generation, number)
+        body = self.take(neighbour, TREE, number)
         found: dict[int, memoryview] = {}
         at = 0
         while at < len(body):
@@ -174,20 +202,19 @@ class Linked(Fabric):
 class _Parcel:
     """A parcel that is awaited from one peer."""
 
-    def __init__(
-        self, links: Links, name: str, generation: int, number: int, place: memoryview
-    ) -> None:
-        self._links = links
-        self._name = name
-        self._at = generation, number
+    def __init__(self, fabric: Linked, source: int, number: int, place: memoryview) -> None:
+        self._fabric = fabric
+        self._source = source
+        self._number = number
         self._place = place
 
     def wait(self) -> None:
         """Puts it where it belongs, unless it is there already."""
-        body, place = self._links.take(self._name, PARCEL, *self._at), self._place
+        place = self._place
+        body = self._fabric.take(self._source, PARCEL, self._number)
         if len(body) != len(place):
             raise ParleyError(
-                f"peers: {self._name} sent {len(body)} bytes of messages, "
+                f"peers: {self._fabric.names[self._source]} sent {len(body)} bytes of messages, "
                 f"{len(place)} were expected"
             )
         if body is not place:

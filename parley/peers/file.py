@@ -12,7 +12,7 @@ key = "sha256:…"
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -183,6 +183,18 @@ class Peers(BaseModel):
     def digest(self) -> str:
         """The same wherever the same peers, keys and addresses are listed."""
         return hashlib.sha256(self.content()).hexdigest()
+
+    def differs(self, said: Mapping[str, Any], grows: bool) -> str:
+        """Why the file of a peer with this hello is not acceptable; where the group `grows`, one of
+        another revision is."""
+        if said.get("peers") == self.digest():
+            return ""
+        theirs, ours = said.get("revision"), self.revision
+        if theirs == ours or not isinstance(theirs, int):
+            return "its peers.toml differs from the one here"
+        if not grows or said.get("checking"):
+            return f"its peers.toml is revision {theirs}, the one here is revision {ours}"
+        return ""
 
     def holder(self, certificate: bytes) -> str:
         """Whose certificate this is; an error that says why if it is nobody's.

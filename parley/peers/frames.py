@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 
 from parley.fabric.base import Buffer
 from parley.fabric.messages import check_depth, printable
+from parley.peers.keys import NAMES
 
 HEADER = struct.Struct("<4sB3xQQQ")
 """Magic, kind, length, number, acknowledged: 32 bytes before every frame."""
 MAGIC = b"PRLF"
 HELLO, DATA, ACKNOWLEDGE, BYE = 1, 2, 3, 4
 KINDS = (HELLO, DATA, ACKNOWLEDGE, BYE)
+MOST_LIFE = 64
+"""Characters that name a peer's start."""
 
 
 class BadFrame(Exception):
@@ -130,21 +133,40 @@ class Session:
 
 
 class Flood:
-    """Which messages for everyone have been seen already, so that each is passed on once.
+    """Messages for everyone: which have been seen already, so that each is passed on once.
 
-    >>> flood = Flood()
-    >>> flood.new("ward-a", "life", 1), flood.new("ward-a", "life", 1)
-    (True, False)
+    >>> ours, theirs = Flood("ward-a", "1"), Flood("ward-b", "2")
+    >>> said = ours.say("hello")
+    >>> theirs.read(said), theirs.read(said), ours.read(said)
+    (('ward-a', 'hello'), None, None)
     """
 
     REMEMBERED = 4096
 
-    def __init__(self) -> None:
+    def __init__(self, me: str, life: str) -> None:
+        """`life` tells a start of this peer from an earlier one."""
+        self._me, self._life, self._number = me, life, 0
         self._seen: set[tuple[str, str, int]] = set()
         self._order: deque[tuple[str, str, int]] = deque()
 
-    def new(self, origin: str, life: str, number: int) -> bool:
-        """Whether this one has not been seen."""
+    def say(self, message: Any) -> bytes:
+        """A message of this peer, as it goes from peer to peer."""
+        self._number += 1
+        self._new(self._me, self._life, self._number)
+        who = {"origin": self._me, "life": self._life, "number": self._number}
+        return json.dumps({**who, "said": message}).encode()
+
+    def read(self, body: bytes) -> tuple[str, Any] | None:
+        """Who says what, unless that has been seen."""
+        said = parsed(body)
+        origin, life, number = said.get("origin"), said.get("life"), said.get("number")
+        if not (isinstance(origin, str) and isinstance(life, str) and isinstance(number, int)):
+            raise BadFrame("a message for everyone without a sender")
+        if not (NAMES.fullmatch(origin) and len(life) <= MOST_LIFE and 0 < number < 1 << 63):
+            raise BadFrame("a message for everyone without a sender")
+        return (origin, said.get("said")) if self._new(origin, life, number) else None
+
+    def _new(self, origin: str, life: str, number: int) -> bool:
         mark = (origin, life, number)
         if mark in self._seen:
             return False

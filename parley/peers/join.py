@@ -2,12 +2,12 @@
 
 import logging
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from parley.cluster import handshake
 from parley.cluster.host import Host
@@ -15,7 +15,7 @@ from parley.cluster.rank import started_by_launcher
 from parley.cluster.run import Assignment, Load, Outcome, Watcher
 from parley.cluster.worker import work
 from parley.compute import precision
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue
 from parley.experiment import Experiment
 from parley.fabric.base import WorkerLost
 from parley.graphs import Topology
@@ -24,17 +24,17 @@ from parley.peers.connection import Refused, Security, rehearse
 from parley.peers.file import Peers
 from parley.peers.links import Links
 from parley.peers.meeting import PeerMeeting, grouped
-from parley.peers.revisions import Revisions
-from parley.peers.switchboard import in_words
+from parley.peers.revisions import Revisions, Watched
+from parley.peers.switchboard import in_words, over_tls
 from parley.process import switching
 from parley.training.problem import device_of, topology_of
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PROTOCOL = 2
 """Of what peers say to each other; those of another number are refused."""
-LOOK = 1.0
-"""Seconds between two looks at whether peers.toml has changed."""
 MEETINGS = 10
 """How often peers that heal meet anew if one is lost before any of them has trained."""
 BETWEEN = 2.0
@@ -121,35 +121,51 @@ def join(
     is where newer revisions of ``peers.toml`` may appear.
     """
     graph = checked(peers, experiment, topology)
-    revisions = Revisions(peers, out if experiment.on_failure == "heal" else None)
+    heals = experiment.on_failure == "heal"
+    revisions = Revisions(peers, out if heals else None)
     peers = revisions.newest
     number = peers.number(me)
     experiment = experiment.replace(workers=len(peers.active))
     hello = greeting(experiment, graph)
     identity = own_key(peers, me, folder)
     assignment = Assignment(experiment, load, out, resume, watch, sorted(peers.peer[number].agents))
+    links = partial(linked, identity, peers, hello, experiment.patience, listen, grows=heals)
+
+    def meeting(links: Links) -> PeerMeeting:
+        return PeerMeeting(
+            rank=number,
+            world=len(peers.names),
+            patience=experiment.patience,
+            heals=heals,
+            links=links,
+            revisions=revisions,
+            topology=graph,
+            out=out,
+            file=Watched(file) if file and heals else None,
+        )
+
+    outcome = met(links, meeting, partial(work, assignment))
+    assert outcome is not None
+    return outcome
+
+
+def met(
+    linked: Callable[[], AbstractContextManager[Links]],
+    meeting_over: Callable[[Links], PeerMeeting],
+    work: Callable[[PeerMeeting], T],
+    pause: Callable[[float], None] = time.sleep,
+) -> T:
+    """What comes of a meeting; peers that heal meet anew if one is lost before they train."""
     for attempt in range(MEETINGS):
-        with linked(identity, peers, hello, experiment.patience, listen) as links:
-            meeting = PeerMeeting(
-                rank=number,
-                world=len(peers.names),
-                patience=experiment.patience,
-                heals=experiment.on_failure == "heal",
-                links=links,
-                revisions=revisions,
-                topology=graph,
-                out=out,
-            )
+        with linked() as links:
+            meeting = meeting_over(links)
             try:
-                with watching(file if meeting.heals else None, meeting):
-                    outcome = work(assignment, meeting)
-                assert outcome is not None
-                return outcome
+                return work(meeting)
             except WorkerLost as lost:
                 if not meeting.may_meet_again or attempt == MEETINGS - 1:
                     raise
                 log.warning("%s; waiting for all peers again", lost)
-        time.sleep(BETWEEN)
+        pause(BETWEEN)
     raise AssertionError("it has returned or raised")
 
 
@@ -169,48 +185,6 @@ def own_key(peers: Peers, me: str, folder: Path) -> keys.Identity:
 
 
 @contextmanager
-def watching(file: Path | None, meeting: PeerMeeting) -> Iterator[None]:
-    """While this is open, a newer revision of ``peers.toml`` counts once it is in its place."""
-    over = threading.Event()
-
-    def watch(path: Path) -> None:
-        seen = _stamp(path)
-        while not over.wait(LOOK):
-            if (stamp := _stamp(path)) == seen:
-                continue
-            seen = stamp
-            try:
-                found = Peers.read(path)
-                if found.revision > meeting.peers.revision:
-                    meeting.revise(found)
-                elif found.digest() != meeting.peers.digest():
-                    valid = f"{meeting.peers.revision + 1} or the file as it was"
-                    raise BadValue("revision", found.revision, valid, "the file was changed")
-            except Exception as error:  # whatever the file has: a later one must be noticed too
-                why = str(error) if isinstance(error, ParleyError) else repr(error)
-                log.warning("peers: ignoring the new %s: %s", path, why)
-
-    if file is None:
-        yield
-        return
-    thread = threading.Thread(target=watch, args=(file,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size
-
-
-@contextmanager
 def linked(
     identity: keys.Identity,
     peers: Peers,
@@ -218,9 +192,13 @@ def linked(
     patience: float,
     listen: str | None,
     checking: bool = False,
+    grows: bool = False,
 ) -> Iterator[Links]:
     """Links to other peers while this is open."""
-    links = Links(identity, peers, hello, judge(hello), patience, listen, checking)
+    links = over_tls(
+        identity, peers, listen, checking, hello=hello, judge=judge(hello), patience=patience,
+        grows=grows,
+    )  # fmt: skip
     try:
         with switching(SWITCHING):
             yield links

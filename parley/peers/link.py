@@ -1,6 +1,5 @@
 """What a peer knows of another: the session with it, and how its connection fares."""
 
-import time
 from dataclasses import dataclass, field
 
 from parley.peers.connection import Connection
@@ -40,12 +39,9 @@ class Link:
     removed_at: float = 0.0
     restarted: bool = False
     """Whether it has been started anew since the generation began."""
-    given_up: bool = False
-    """Whether somebody has waited for it in vain since then."""
 
-    def lost(self, began: float, patience: float) -> str | None:
+    def lost(self, now: float, began: float, patience: float) -> str | None:
         """Why the peer counts as gone for somebody who has waited since `began`, if it does."""
-        now = time.monotonic()
         if self.removed:
             return self.removed
         if self.restarted:

@@ -1,30 +1,31 @@
 """Links to other peers: dialled or accepted, encrypted, and mended when they break.
 
-The thread of the switchboard moves all bytes. Whoever trains posts messages and takes them from the
-mailbox. A link that breaks is dialled again by either end, and its session goes on where it was.
+A carrier moves all bytes, by connections that it makes and that may break
+(`parley.peers.switchboard`: over sockets and TLS, in a thread of its own). Whoever trains posts
+messages, takes them from the mailbox, and reads what else has happened as events. A link that
+breaks is dialled again by either end, and its session goes on where it was.
 """
 
 import json
 import logging
 import secrets
-import socket
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from parley.errors import BadValue, ParleyError
-from parley.fabric.base import Buffer, WorkerLost
+from parley.errors import ParleyError
+from parley.fabric.base import Buffer
 from parley.fabric.messages import printable
-from parley.peers import keys
-from parley.peers.connection import Connection, Refused, Security
-from parley.peers.file import Peers, listening
+from parley.peers.carrier import SHAKING_HANDS, Behind, Carrier, Event, Said
+from parley.peers.connection import Connection, Refused
+from parley.peers.file import Peers
 from parley.peers.frames import (
     ACKNOWLEDGE,
     BYE,
     DATA,
     HELLO,
+    MOST_LIFE,
     BadFrame,
     Flood,
     Frame,
@@ -35,7 +36,6 @@ from parley.peers.frames import (
 )
 from parley.peers.link import Link
 from parley.peers.mailbox import ENVELOPE, FLOOD, LANES, Mailbox, space
-from parley.peers.switchboard import SHAKING_HANDS, Switchboard, listening_socket
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +57,9 @@ FLOODING = 8 << 20
 """Bytes for everyone that a peer may send in a second; whoever sends more has to wait as well."""
 EACH = 1024
 """Bytes that a message for everyone costs, however short it is."""
-MOST_LIFE = 64
-"""Characters that name a peer's start."""
-
+HEARD = 4096
+"""Messages for everyone that wait to be read; of more, the oldest are forgotten. What matters in
+them is said again."""
 Judge = Callable[[Mapping[str, Any]], str]
 """Says why a peer's hello is not acceptable; empty if it is."""
 
@@ -69,25 +69,28 @@ class Links:
 
     def __init__(
         self,
-        identity: keys.Identity,
+        me: str,
         peers: Peers,
+        carrier: Carrier,
         hello: Mapping[str, Any] | None = None,
         judge: Judge = lambda said: "",
         patience: float = 600.0,
-        listen: str | None = None,
         checking: bool = False,
+        grows: bool = False,
     ) -> None:
-        """`hello` is what this peer says about itself; `checking`: it only looks who is there."""
-        self.me = identity.name
+        """`hello` is what this peer says about itself; `checking`: it only looks who is there;
+        `grows`: peers with another revision of ``peers.toml`` are let in, and reported."""
+        self.me = me
         self.peers = peers
         self.patience = patience
         self.hello = dict(hello or {})
         self.judge = judge
         self.checking = checking
+        self.grows = grows
         self.life = secrets.token_hex(16)
         self.limit = CONTROL
         self.mailbox = Mailbox()
-        self.changed = threading.Condition()
+        self.changed = carrier.changed
         """Held while anything here is looked at or changed."""
         self.links = {name: Link(name) for name in peers.names if name != self.me}
         self.hellos: dict[str, Mapping[str, Any]] = {}
@@ -96,38 +99,25 @@ class Links:
         """Why that is not acceptable; empty if it is."""
         self.failure: ParleyError | None = None
         """Raised by whoever waits, once set."""
-        self.listeners: list[Callable[[str, Any], None]] = []
-        """Told of messages for everyone: who sent it, and what."""
-        self.behind: Callable[[], None] | None = None
-        """Told that a peer has an older peers.toml; None: such peers are not let in."""
-        self.parting = self.patience
-        """Seconds for which a peer that is removed may still vote."""
-        self.ended = -1
-        """The newest generation of which others have said that it is over."""
-        self.last_words = ""
-        """Why this peer leaves, if the others are to know."""
-        self._security = Security(identity, peers, keys.read_certificate(identity.certificate))
-        self._flood = Flood()
-        self._floods = 0
-        where = listening(peers.peer[peers.number(self.me)], listen)
-        opened: socket.socket | None = None
-        # Whoever only looks may do so beside a process that listens there already.
-        with suppress(*[BadValue] * checking):
-            opened = listening_socket(where) if where is not None else None
-        self._board = Switchboard(self, self._security, self.changed, opened)
-        self._board.start()
+        self._parting = self.patience  # in which a peer that is removed may still vote
+        self._last_words = ""
+        self._events: deque[Event] = deque(maxlen=HEARD)
+        self._flood = Flood(me, self.life)
+        self._carrier = carrier
+        self.now = carrier.now
+        carrier.start(self)
 
     # --- for whoever trains ------------------------------------------------------------------
 
     def want(self, names: Sequence[str]) -> None:
         """Keeps links to these peers, from now on and to no others."""
         with self.changed:
-            now = time.monotonic()
+            now = self.now()
             for link in self.links.values():
                 if link.name in names and not link.wanted:
                     link.since = now
                 link.wanted = link.name in names
-        self._board.wake()
+        self._carrier.wake()
 
     def post(
         self, name: str, lane: int, generation: int, number: int, parts: Sequence[Buffer]
@@ -135,44 +125,78 @@ class Links:
         """Sends a message, now or when the link is there again."""
         with self.changed:
             self._post(self.links[name], lane, generation, number, parts)
-        self._board.wake()
+        self._carrier.wake()
 
     def reserve(self, name: str, lane: int, generation: int, number: int, at: memoryview) -> None:
         """A message that will be taken had best be put there."""
         with self.changed:
             self.mailbox.reserve(lane, generation, name, number, at)
 
-    def take(self, name: str, lane: int, generation: int, number: int) -> memoryview:
-        """The message of that number; waits for it as long as the patience lasts."""
-        began = time.monotonic()
+    def take(
+        self, name: str, lane: int, generation: int, number: int, seconds: float = 0.0
+    ) -> memoryview | None:
+        """The message of that number, if it has come; waits a moment for it, or until something
+        else has happened."""
         with self.changed:
-            link = self.links[name]
-            while True:
-                if self.failure is not None:
-                    raise self.failure
-                body = self.mailbox.take(lane, generation, name, number)
-                if body is not None:
-                    break
-                if generation <= self.ended:
-                    raise WorkerLost("peers: others have ended this generation")
-                if (why := link.lost(began, self.patience)) is not None:
-                    link.given_up = not link.restarted
-                    raise WorkerLost(f"peers: lost {name} ({why})", (), True, [name])
-                self.changed.wait(0.1)
-            connection = link.connection
-            if connection is not None and connection.paused:
-                self._pause(link)
-                self._board.wake()
+            body = self._taken(name, lane, generation, number)
+            if body is None and not self._events:
+                self.changed.wait(seconds)
+                body = self._taken(name, lane, generation, number)
+            connection = self.links[name].connection
+            if body is not None and connection is not None and connection.paused:
+                self._pause(self.links[name])
+                self._carrier.wake()
         return body
+
+    def _taken(self, name: str, lane: int, generation: int, number: int) -> memoryview | None:
+        if self.failure is not None:
+            raise self.failure
+        return self.mailbox.take(lane, generation, name, number)
+
+    def lost(self, name: str, began: float) -> str | None:
+        """Why a peer counts as gone for somebody who has waited since `began`, if it does."""
+        with self.changed:
+            return self.links[name].lost(self.now(), began, self.patience)
+
+    def events(self) -> list[Event]:
+        """What has happened since this was asked last."""
+        if not self._events:
+            return []
+        with self.changed:
+            events = list(self._events)
+            self._events.clear()
+        return events
+
+    def wait(self, seconds: float) -> None:
+        """Returns when something has happened, or after so many seconds."""
+        with self.changed:
+            if not self._events:
+                self.changed.wait(seconds)
+
+    def announce(self, **said: Any) -> None:
+        """From now on this peer says this about itself as well, to whoever it is linked with."""
+        with self.changed:
+            self.hello |= said
+
+    def say_at_last(self, words: str) -> None:
+        """Why this peer leaves, for the others."""
+        self._last_words = words
+
+    def let_go(self) -> None:
+        """Whoever is removed has voted for the last time."""
+        self._parting = PARTING
+
+    def troubles(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of some peers that are not connected just now, and why not, as far as is known."""
+        with self.changed:
+            away = [self.links[name] for name in names if self.links[name].connection is None]
+            return {link.name: link.trouble or "it did not call" for link in away}
 
     def flood(self, message: Any) -> None:
         """Tells every peer that can be reached, directly or through others."""
         with self.changed:
-            self._floods += 1
-            said = {"origin": self.me, "life": self.life, "number": self._floods, "said": message}
-            self._flood.new(self.me, self.life, self._floods)
-            self._pass_on(json.dumps(said).encode(), "")
-        self._board.wake()
+            self._pass_on(self._flood.say(message), "")
+        self._carrier.wake()
 
     def fail(self, error: ParleyError) -> None:
         """Whoever waits for a message here gives up."""
@@ -180,21 +204,15 @@ class Links:
             self.failure = self.failure or error
             self.changed.notify_all()
 
-    def end(self, generation: int) -> None:
-        """Nobody need wait for messages of this generation any longer."""
-        with self.changed:
-            self.ended = max(self.ended, generation)
-            self.changed.notify_all()
-
     def begin(self, generation: int) -> None:
         """A new generation: older messages do not count, nor who was started anew before."""
         with self.changed:
             self.mailbox.begin(generation)
             for link in self.links.values():
-                link.restarted = link.given_up = False
+                link.restarted = False
                 if link.connection is not None:
                     self._pause(link)
-        self._board.wake()
+        self._carrier.wake()
 
     def expect(self, longest: int) -> None:
         """Messages may be so long from now on."""
@@ -208,26 +226,27 @@ class Links:
         """From now on a newer ``peers.toml`` counts: newcomers are let in, and whoever is removed
         may only vote, on the connection that it has, until the others have gone on."""
         with self.changed:
-            self.peers = self._security.peers = peers
+            self.peers = peers
+            self._carrier.revise(peers)
             for peer in peers.peer:
                 if peer.name != self.me and peer.name not in self.links:
                     self.links[peer.name] = Link(peer.name)
                 link = self.links.get(peer.name)
                 if link is not None and peer.removed and not link.removed:
                     link.removed = f"revision {peers.revision} of peers.toml removes it"
-                    link.removed_at = time.monotonic()
-                    self.parting = self.patience
+                    link.removed_at = self.now()
+                    self._parting = self.patience
             self.changed.notify_all()
-        self._board.wake()
+        self._carrier.wake()
 
     def until(self, ready: Callable[[], bool], seconds: float) -> bool:
         """Waits until something holds of the links; False if it does not in time."""
-        deadline = time.monotonic() + seconds
+        deadline = self.now() + seconds
         with self.changed:
             while not ready():
                 if self.failure is not None:
                     raise self.failure
-                if time.monotonic() > deadline:
+                if self.now() > deadline:
                     return False
                 self.changed.wait(0.05)
         return True
@@ -249,10 +268,10 @@ class Links:
         with self.changed:
             for link in self.links.values():
                 if link.connection is not None:
-                    said = json.dumps({"words": self.last_words}).encode()
+                    said = json.dumps({"words": self._last_words}).encode()
                     frame = Frame(BYE, len(said), link.session.sent, link.session.received)
                     link.connection.put(frame, [said])
-        self._board.end()
+        self._carrier.end()
 
     # --- what the switchboard tells ------------------------------------------------------------
 
@@ -261,7 +280,7 @@ class Links:
         name = connection.name or connection.dialled
         link = self.links.get(name or "")
         if link is not None and link.connection is connection:
-            link.connection, link.since = None, time.monotonic()
+            link.connection, link.since = None, self.now()
             link.next_dial, link.failures = link.since + RETRY, 0
             log.debug("link to %s: %s", name, why)
         elif link is not None and connection.dialled and why:
@@ -274,11 +293,11 @@ class Links:
 
     def tick(self, now: float) -> None:
         """What is due: to close what says nothing, to dial, and to show that this peer is there."""
-        for connection in list(self._board.connections):
+        for connection in list(self._carrier.connections):
             used = self.links.get(connection.name or "")
             in_use = connection.ready and used is not None and used.connection is connection
             if not in_use and now - connection.begun > SHAKING_HANDS:
-                self._board.drop(connection, "it did not say who it is in time", True)
+                self._carrier.drop(connection, "it did not say who it is in time", True)
         silence = max(3.0, min(self.patience / 2, 15.0))
         for link in self.links.values():
             current = link.connection
@@ -286,10 +305,10 @@ class Links:
                 if link.wanted and link.left is None and not link.removed:
                     self._dial(link, now)
                 continue
-            if link.removed and now - link.removed_at > self.parting:
-                self._board.drop(current, link.removed)
+            if link.removed and now - link.removed_at > self._parting:
+                self._carrier.drop(current, link.removed)
             elif now - current.heard > silence and not current.paused:
-                self._board.drop(current, f"it was silent for {silence:g} seconds", True)
+                self._carrier.drop(current, f"it was silent for {silence:g} seconds", True)
             elif link.told < link.session.received or now - link.spoke > BEAT:
                 self._acknowledge(link, now)
             if current.paused and now - link.flooded_at > 1.0:
@@ -304,14 +323,14 @@ class Links:
 
     def _dial(self, link: Link, now: float) -> None:
         address = self.peers.peer[self.peers.number(link.name)].address
-        if address is None or now < link.next_dial or self._board.dials(link.name):
+        if address is None or now < link.next_dial or self._carrier.dials(link.name):
             return
         later = 0.0 if self.me < link.name else RETRY  # both need not dial at the same moment
         if not link.failures and now - link.since < later:
             return
         link.failures += 1
         link.next_dial = now + min(RETRY * 2.0 ** (link.failures - 1), 10.0)
-        self._board.dial(link.name, address)
+        self._carrier.dial(link.name, address)
 
     # --- frames ------------------------------------------------------------------------------
 
@@ -373,16 +392,16 @@ class Links:
                 f"{shown(said.get('from'))}, calling {shown(said.get('to'))}"
             )
         self.hellos[link.name] = said
-        why = self.judge(said) or link.removed or self._differs(said)
+        why = self.judge(said) or link.removed or self.peers.differs(said, self.grows)
         link.trouble = self.verdicts[link.name] = why
         link.wanted = link.wanted and not self.checking
         self.changed.notify_all()
         if why:
             raise Refused(why)
         if self.checking or said.get("checking"):
-            for other in list(self._board.connections):  # one look at a time is enough
+            for other in list(self._carrier.connections):  # one look at a time is enough
                 if other.ready and other.name == link.name and other is not link.connection:
-                    self._board.drop(other, "")
+                    self._carrier.drop(other, "")
             connection.ready = True  # both know what they wanted to know
             return
         life, yours, received = said.get("life"), said.get("yours"), said.get("received")
@@ -393,9 +412,9 @@ class Links:
             first = min(self.me, link.name)
             dialler = self.me if connection.dialled else link.name
             kept = self.me if old.dialled else link.name
-            young = time.monotonic() - link.since < YOUNG
+            young = self.now() - link.since < YOUNG
             if young and kept == first and dialler != first:
-                self._board.drop(connection, "")  # both have dialled, and one connection is enough
+                self._carrier.drop(connection, "")  # both have dialled, and one is enough
                 return
         if link.life != life:
             if link.life:
@@ -405,28 +424,17 @@ class Links:
             link.life, link.told = life, 0
         again = link.session.resume(received if yours == self.life else 0)
         link.left = None
-        link.connection, link.since = connection, time.monotonic()
+        link.connection, link.since = connection, self.now()
         if old is not None:
-            self._board.drop(old, "")
+            self._carrier.drop(old, "")
         connection.ready, connection.limit = True, self.limit
         link.failures, link.told, link.unsaid = 0, link.session.received, 0
         for kept_frame in again:
             self._put(link, kept_frame)
         log.debug("link to %s at %s", link.name, connection.where)
-        if self.behind is not None and said.get("revision") != self.peers.revision:
-            self.behind()
+        if self.grows and said.get("revision") != self.peers.revision:
+            self._events.append(Behind(link.name))
         self.changed.notify_all()
-
-    def _differs(self, said: Mapping[str, Any]) -> str:
-        """Why another's ``peers.toml`` is not acceptable; one of another number can be."""
-        if said.get("peers") == self.peers.digest():
-            return ""
-        theirs, ours = said.get("revision"), self.peers.revision
-        if theirs == ours or not isinstance(theirs, int):
-            return "its peers.toml differs from the one here"
-        if self.behind is None or said.get("checking"):
-            return f"its peers.toml is revision {theirs}, the one here is revision {ours}"
-        return ""
 
     def _on_data(self, connection: Connection, link: Link, frame: Frame, body: memoryview) -> None:
         if not link.session.take(frame.number):
@@ -449,17 +457,10 @@ class Links:
         self.changed.notify_all()
 
     def _on_flood(self, came_from: str, body: bytes) -> None:
-        said = parsed(body)
-        origin, life, number = said.get("origin"), said.get("life"), said.get("number")
-        if not (isinstance(origin, str) and isinstance(life, str) and isinstance(number, int)):
-            raise BadFrame("a message for everyone without a sender")
-        if not (keys.NAMES.fullmatch(origin) and len(life) <= MOST_LIFE and 0 < number < 1 << 63):
-            raise BadFrame("a message for everyone without a sender")
-        if not self._flood.new(origin, life, number):
-            return
-        self._pass_on(body, came_from)
-        for listener in self.listeners:
-            listener(origin, said.get("said"))
+        if (said := self._flood.read(body)) is not None:
+            self._pass_on(body, came_from)
+            self._events.append(Said(*said))
+            self.changed.notify_all()
 
     def _pass_on(self, body: bytes, came_from: str) -> None:
         for link in self.links.values():
@@ -477,7 +478,7 @@ class Links:
         assert link.connection is not None
         frame = Frame(DATA, kept.length(), kept.number, link.session.received)
         link.connection.put(frame, kept.parts)
-        link.told, link.unsaid, link.spoke = link.session.received, 0, time.monotonic()
+        link.told, link.unsaid, link.spoke = link.session.received, 0, self.now()
 
     def _slow_down(self, link: Link, length: int, now: float) -> None:
         """Counts what a peer says to everyone, which costs everyone something."""
@@ -495,4 +496,4 @@ class Links:
         waiting = self.mailbox.waiting(link.name)
         link.connection.paused = waiting > most or link.flooded > FLOODING
         if was and not link.connection.paused:
-            self._board.read_on(link.connection)
+            self._carrier.read_on(link.connection)

@@ -1,27 +1,29 @@
 """How peers come together: links first, then the words of the start, then one generation."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from parley.cluster.heal import without
-from parley.cluster.join import Gathering, RejoinRequest, Roster, Rosters
+from parley.cluster.join import Consensus, Gathering, RejoinRequest, Roster
 from parley.errors import NotWritten, ParleyError
 from parley.fabric.base import Member, WorkerLost
 from parley.fabric.board import Board
 from parley.fabric.failure import read_failure
 from parley.graphs import Topology
 from parley.peers.board import Recorder, Replay
+from parley.peers.carrier import Behind
+from parley.peers.consensus import Paxos, read_words
 from parley.peers.fabric import Linked
 from parley.peers.file import Peers
 from parley.peers.links import Links
-from parley.peers.membership import PeerMembership, asked_words, read_words
-from parley.peers.revisions import Revisions
+from parley.peers.revisions import Revisions, Watched
 from parley.peers.views import MEMORY
 from parley.wire.guard import Suspicious
 from parley.wire.transport import GATHERED_BYTES
@@ -60,10 +62,13 @@ def grouped(
 class _Now:
     """What changes while peers train."""
 
-    group: Linked | None = None
-    membership: PeerMembership | None = None
+    paxos: Paxos | None = None
+    trains: bool = False
+    """Whether this peer has trained with others."""
     alone: bool = False
     """Whether this peer has waited in vain for the links of the start."""
+    failure: ParleyError | None = None
+    """Why another peer has ended the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +80,10 @@ class PeerMeeting(Gathering):
     topology: Topology
     out: Path | None = None
     """The run's folder, where this peer keeps what it has promised."""
+    file: Watched | None = None
+    """Where newer revisions of ``peers.toml`` may appear."""
     now: _Now = field(default_factory=_Now)
     apart: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.links.listeners.append(self._hear)
-        if self.heals:
-            self.links.behind = self._tell_revisions
 
     @property
     def peers(self) -> Peers:
@@ -91,7 +93,7 @@ class PeerMeeting(Gathering):
     @property
     def may_meet_again(self) -> bool:
         """Whether a peer that is lost now was there before, and nobody has trained yet."""
-        return self.heals and not self.now.alone and self.now.group is None
+        return self.heals and not self.now.alone and not self.now.trains
 
     @property
     def everyone(self) -> Roster:
@@ -108,11 +110,9 @@ class PeerMeeting(Gathering):
 
     def _peers_of(self, roster: Roster) -> Peers:
         """What counted when a generation was agreed on."""
-        membership = self.now.membership
-        if membership is None:
+        if self.now.paxos is None:
             return self.peers
-        with self.links.changed:
-            revision = membership.views.views[roster.generation].revision
+        revision = self.now.paxos.revision(roster.generation)
         found = self.revisions.at(revision)
         if found is None:
             raise ParleyError(f"peers: no peer has passed on revision {revision} of peers.toml")
@@ -127,52 +127,88 @@ class PeerMeeting(Gathering):
         rows = max(agents, edges)
         self.links.expect(max(GATHERED_BYTES, rows * (2 * size + 1024)) + (1 << 20))
 
+    def consensus(self) -> Consensus | None:
+        """A majority of the peers agrees on who goes on, if the run heals."""
+        if self.heals and self.now.paxos is None:
+            self.now.paxos = Paxos(self.links, self.rank, self.attend, self.out)
+            self.links.announce(begun=self.now.paxos.came_back)
+        return self.now.paxos
+
+    # --- coming together -------------------------------------------------------------------------
+
     def lobby(self) -> Board:
         """Where all peers speak before they train; waits for the links that this one needs."""
+        paxos = self.now.paxos
+        if paxos is None:
+            group = self._linked()
+            self._await(group.partners)
+            return Board(group)
+        if not paxos.came_back:
+            group = self._linked()
+            self._await(group.partners, or_begun=True)
+            if not self._others_have_begun():
+                # Not among the words that are passed on: those that come later learn of views.
+                memories = Board(group).share("memory", paxos.views.memory, Memory)
+                board = Recorder(group)
+                paxos.begin(board.said, memories)
+                return board
+            paxos.begun_elsewhere()
+        self.links.want(list(self.links.links))
+        if not paxos.words:
+            self._ask_for_words(paxos)
+        return Replay(self.links.me, paxos.words)
+
+    def _linked(self) -> Linked:
+        """All that take part, before they train; from now on this peer wants its links."""
+        if self.rank not in self.peers.active:
+            number = self.peers.revision
+            raise ParleyError(f"peers: revision {number} of peers.toml removes {self.links.me}")
         group = self._group(self.peers, self.peers.active, LOBBY)
         self.links.want(group.partners)
         log.info("%s waits for %s", self.links.me, ", ".join(group.partners))
-        membership = self.now.membership
-        if membership is None:
-            self._await(group.partners)
-            return Board(group)
-        if not membership.came_back:
-            self._await(group.partners, or_begun=True)
-            membership.came_back = self._others_have_begun()
-            if membership.came_back:
-                membership.views.forget()
-        if not membership.came_back:
-            # Not among the words that are passed on: whoever comes later learns of views instead.
-            memories = Board(group).share("memory", membership.views.memory, Memory)
-            membership.views.meet(memories)
-            board = Recorder(group)
-            membership.words = board.said
-            return board
-        self.links.want(list(self.links.links))
-        words = membership.words or asked_words(self.links, membership, self.patience)
-        return Replay(self.links.me, words)
+        return group
 
     def _others_have_begun(self) -> bool:
-        return any(said.get("begun") for said in self.links.hellos.values())
+        return any(said.get("begun") for said in list(self.links.hellos.values()))
 
     def _await(self, names: Sequence[str], or_begun: bool = False) -> None:
-        links = self.links
-
         def ready() -> bool:
-            return all(map(links.connected, names)) or (or_begun and self._others_have_begun())
+            everyone = all(map(self.links.connected, names))
+            return everyone or (or_begun and self._others_have_begun())
 
-        if links.until(ready, self.patience):
+        if self._until(ready, self.patience):
             return
         self.now.alone = True
-        missing = [name for name in names if not links.connected(name)]
-        troubles = {name: links.links[name].trouble or "it did not call" for name in missing}
+        troubles = self.links.troubles(names)
         why = "; ".join(f"{name}: {trouble}" for name, trouble in troubles.items())
         raise WorkerLost(
-            f"peers: no link to {', '.join(missing)} within {self.patience:g} seconds "
+            f"peers: no link to {', '.join(troubles)} within {self.patience:g} seconds "
             f"(patience): {why}",
             timed_out=True,
-            names=missing,
+            names=list(troubles),
         )
+
+    def _ask_for_words(self, paxos: Paxos) -> None:
+        """Waits until another peer has passed on what was said at the start."""
+        deadline = self.links.now() + self.patience
+        while not paxos.words:
+            if self.links.now() > deadline:
+                raise ParleyError(
+                    f"peers: no peer has passed on what was agreed at the start in "
+                    f"{self.patience:g} s{paxos.unreached()}"
+                )
+            self.links.flood({"kind": "words?"})
+            self._until(lambda: bool(paxos.words), 1.0)
+
+    def _until(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Waits until something holds, and reads what happens meanwhile; False if it does not."""
+        deadline = self.links.now() + seconds
+        while not ready():
+            self.attend()
+            if self.links.now() > deadline:
+                return ready()
+            self.links.wait(0.05)
+        return True
 
     def _group(self, peers: Peers, workers: Sequence[int], generation: int) -> Linked:
         names, pairs = grouped(peers, self.topology, workers)
@@ -181,7 +217,8 @@ class PeerMeeting(Gathering):
         ]
         remedy = 'start all peers again with --resume, or set on_failure = "heal"'
         remedy = "training had not begun" if self.heals else remedy
-        return Linked(self.links, members, pairs, generation, remedy)
+        attend = partial(self._attend_in, generation)
+        return Linked(self.links, members, pairs, generation, attend, remedy)
 
     @contextmanager
     def connected(self, roster: Roster) -> Iterator[Board]:
@@ -190,54 +227,77 @@ class PeerMeeting(Gathering):
         group = self._group(self._peers_of(roster), roster.workers, generation)
         self.links.begin(generation)
         self.links.want(group.partners)
-        self.links.hello["begun"] = True
-        self.now.group = group
+        self.links.announce(begun=True)
+        self.now.trains = True
         board = Board(group)
         with self.ending_together(board, final=not self.heals):
             yield board
 
-    def membership(self) -> Rosters | None:
-        """Agreed on by a majority of the peers."""
-        if self.heals and self.now.membership is None:
-            self.now.membership = PeerMembership(
-                self.links, self.rank, self.peers, self.patience, self.out
-            )
-            self.links.hello["begun"] = self.now.membership.came_back
-        return self.now.membership
+    def survives(self, error: BaseException, final: bool) -> bool:
+        """Whether the others go on: without a lost peer, one in question, one with a full disk."""
+        if isinstance(error, KeyboardInterrupt):
+            self.links.say_at_last("it was stopped")
+        if final:
+            return False
+        if isinstance(error, WorkerLost) and error.names:
+            log.info("%s", error)
+        if isinstance(error, NotWritten):
+            self.links.say_at_last("it cannot write to its disk")
+        dropped = isinstance(error, Suspicious) and error.drop
+        return dropped or isinstance(
+            error, RejoinRequest | WorkerLost | NotWritten | KeyboardInterrupt
+        )
+
+    # --- what happens meanwhile ------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Reads what has happened since this was called last; raises the error of another peer that
+        has ended the run."""
+        for event in self.links.events():
+            if isinstance(event, Behind):
+                self._tell_revisions()
+                continue
+            try:
+                self._hear(event.origin, event.message)
+            except NotWritten:
+                raise
+            except Exception:  # whatever it says, it ends no run
+                # Whoever passed it on need not be the one who made it up: no link is cut for it.
+                log.debug("what cannot be read", exc_info=True)
+                log.warning("peers: %s sent a message that cannot be read", event.origin)
+        if self.file is not None:
+            self.file.look(self.links.now(), self.peers, self.revise)
+        if self.now.failure is not None:
+            raise self.now.failure
+
+    def _attend_in(self, generation: int) -> None:
+        """The same, by whoever waits for others in a generation of links."""
+        self.attend()
+        if generation > LOBBY and self.now.paxos and self.now.paxos.ended(generation - 1):
+            raise WorkerLost("peers: others have ended this generation")
 
     def _hear(self, origin: str, said: Any) -> None:
-        """Another peer has said something to everyone; called by the thread of the links."""
-        try:
-            self._on_said(origin, said)
-        except NotWritten as error:
-            self.links.fail(error)
-        except Exception:  # whatever it says, it ends no run
-            # Whoever passed it on need not be the one who made it up: no link is cut for it.
-            log.debug("what cannot be read", exc_info=True)
-            log.warning("peers: %s sent a message that cannot be read", origin)
-
-    def _on_said(self, origin: str, said: Any) -> None:
+        """Another peer has said something to everyone."""
         kind = said.get("kind") if isinstance(said, dict) else None
-        membership = self.now.membership
+        paxos = self.now.paxos
         if kind == "failure":
             error = read_failure(str(said["note"]))
-            if self.heals and self.now.group is not None and isinstance(error, WorkerLost):
+            if self.heals and self.now.trains and isinstance(error, WorkerLost):
                 return  # whoever says so has never trained, and the others go on without it
-            self.links.fail(error.saying(f"{error} (reported by {origin})"))
-        elif membership is None:
+            told = error.saying(f"{error} (reported by {origin})")
+            self.now.failure = self.now.failure or told
+        elif paxos is None:
             return
         elif kind == "revisions":
             self._take_revisions(origin, said.get("tables"))
         elif kind == "view" and origin in self.peers.names:
-            membership.hear(self.peers.number(origin), said.get("said"))
-        elif kind == "words?" and (self.now.group is not None or membership.came_back):
-            self.links.flood({"kind": "words", "to": origin, "words": membership.words})
-        elif kind == "words" and said.get("to") == self.links.me and not membership.words:
-            membership.words = read_words(said["words"])
+            paxos.hear(self.peers.number(origin), said.get("said"))
+        elif kind == "words?" and (self.now.trains or paxos.came_back):
+            self.links.flood({"kind": "words", "to": origin, "words": paxos.words})
+        elif kind == "words" and said.get("to") == self.links.me:
+            paxos.learn(read_words(said["words"]))
         elif kind == "done":
-            membership.over = True
-
-    # --- newer revisions of peers.toml -----------------------------------------------------------
+            paxos.end()
 
     def _tell_revisions(self) -> None:
         self.links.flood({"kind": "revisions", "tables": self.revisions.tables()})
@@ -251,33 +311,15 @@ class PeerMeeting(Gathering):
 
     def revise(self, new: Peers) -> None:
         """From now on the next revision counts, if it is signed as it must be; tells the others."""
-        with self.links.changed:
-            before = self.peers
-            self.revisions.add(new)
-            self._tell_revisions()
-            if self.now.membership is not None:
-                self.now.membership.views.revise(new.revision, new.active)
-            self.links.revise(new)
+        before = self.peers
+        self.revisions.add(new)
+        self._tell_revisions()
+        if self.now.paxos is not None:
+            self.now.paxos.views.revise(new.revision, new.active)
+        self.links.revise(new)
         came = [new.names[n] for n in new.active if n not in before.active]
         left = [new.names[n] for n in before.active if n not in new.active]
         words = [f"{', '.join(came)} may join"] * bool(came)
         words += [f"{', '.join(left)} is removed"] * bool(left)
         told = "; ".join(words) or "nobody comes or goes"
         log.info("revision %d of peers.toml counts from now on: %s", new.revision, told)
-        if self.rank not in new.active and self.now.group is not None:
-            self.links.end(self.now.group.generation)  # it only votes from now on
-
-    def survives(self, error: BaseException, final: bool) -> bool:
-        """Whether the others go on: without a lost peer, one in question, one with a full disk."""
-        if isinstance(error, KeyboardInterrupt):
-            self.links.last_words = "it was stopped"
-        if final:
-            return False
-        if isinstance(error, WorkerLost) and error.names:
-            log.info("%s", error)
-        if isinstance(error, NotWritten):
-            self.links.last_words = "it cannot write to its disk"
-        dropped = isinstance(error, Suspicious) and error.drop
-        return dropped or isinstance(
-            error, RejoinRequest | WorkerLost | NotWritten | KeyboardInterrupt
-        )

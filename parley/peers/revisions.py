@@ -10,6 +10,8 @@ import base64
 import binascii
 import hashlib
 import json
+import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,15 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from parley.cluster import handshake
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, NotWritten, ParleyError
 from parley.experiment import Experiment, read_file
 from parley.files import parse_json, read_text, write_atomically
 from parley.peers import keys
 from parley.peers.file import Peers
 from parley.store.folder import REVISIONS
 from parley.training.problem import topology_of
+
+log = logging.getLogger(__name__)
 
 PURPOSE = b"parley: a revision of peers.toml"
 """Signed as well, so that a signature can serve for nothing else."""
@@ -203,3 +207,41 @@ class Revisions:
     @staticmethod
     def _made(table: dict[str, Any], like: Peers) -> Peers:
         return Peers.of({**table, "experiment": like.experiment, "ca": like.ca})
+
+
+class Watched:
+    """A ``peers.toml`` that may be replaced by a newer revision while peers train."""
+
+    LOOK = 1.0
+    """Seconds between two looks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = _stamp(path)
+        self._due = 0.0
+
+    def look(self, now: float, known: Peers, take: Callable[[Peers], None]) -> None:
+        """Takes a newer revision if it is there, and says why not if it cannot be taken."""
+        if now < self._due or (stamp := _stamp(self._path)) == self._seen:
+            return
+        self._due, self._seen = now + self.LOOK, stamp
+        try:
+            found = Peers.read(self._path)
+            if found.revision > known.revision:
+                take(found)
+            elif found.digest() != known.digest():
+                valid = f"{known.revision + 1} or the file as it was"
+                raise BadValue("revision", found.revision, valid, "the file was changed")
+        except NotWritten:
+            raise
+        except Exception as error:  # whatever the file has: a later one must be noticed too
+            why = str(error) if isinstance(error, ParleyError) else repr(error)
+            log.warning("peers: ignoring the new %s: %s", self._path, why)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,6 +1,6 @@
 """Sockets to other peers: listened at, dialled, read and written by one thread.
 
-What the bytes mean is for the owner to know, who is told when a connection is encrypted, of every
+What the bytes mean is for the links to know. They are told when a connection is encrypted, of every
 frame, of connections that have ended, and of the time.
 """
 
@@ -12,19 +12,20 @@ import ssl
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from parley.errors import BadValue, ParleyError
+from parley.peers import keys
+from parley.peers.carrier import SHAKING_HANDS
 from parley.peers.connection import Connection, Refused, Security
-from parley.peers.file import address_of
-from parley.peers.frames import BadFrame, Frame
+from parley.peers.file import Peers, address_of, listening
+from parley.peers.frames import BadFrame
+from parley.peers.links import Links
 
 log = logging.getLogger(__name__)
 
 MOST_HALF_OPEN = 128
 """Connections that have not proved who they are; of more, the oldest are closed."""
-SHAKING_HANDS = 10.0
-"""Seconds in which a connection has to prove who it is."""
 TICK = 0.05
 """Seconds between two looks at what is due."""
 NUMBER = re.compile(r"\d+")
@@ -34,57 +35,20 @@ AGAIN = 60.0
 """Seconds for which the same complaint about the same address is not repeated."""
 
 
-class Owner(Protocol):
-    """Whoever knows what connections are for."""
-
-    def encrypted(self, connection: Connection) -> None:
-        """The other end has proved who it is."""
-        ...
-
-    def place(self, connection: Connection, length: int) -> memoryview:
-        """Where a message that begins to arrive is to be put."""
-        ...
-
-    def came(self, connection: Connection, frame: Frame, body: memoryview) -> None:
-        """A frame is complete; of a message, what its envelope contains."""
-        ...
-
-    def dropped(self, connection: Connection, why: str) -> None:
-        """A connection has been closed."""
-        ...
-
-    def not_dialled(self, name: str, why: str) -> None:
-        """Nobody could be reached at a peer's address."""
-        ...
-
-    def tick(self, now: float) -> None:
-        """Some time has passed."""
-        ...
-
-    def fail(self, error: ParleyError) -> None:
-        """Nothing works any more."""
-        ...
-
-
 class Switchboard:
-    """All connections of one peer, whoever they are with."""
+    """All connections of one peer, whoever they are with: a `parley.peers.links.Carrier`."""
 
-    def __init__(
-        self,
-        owner: Owner,
-        security: Security,
-        changed: threading.Condition,
-        listener: socket.socket | None,
-    ) -> None:
-        """`changed` is held while the owner is told of anything but a frame."""
+    now = staticmethod(time.monotonic)
+
+    def __init__(self, security: Security, listener: socket.socket | None) -> None:
+        self.changed = threading.Condition()
+        """Held while the owner is told of anything but a frame."""
         self.connections: dict[Connection, int] = {}
         """What each waits for, as selectors have it."""
         self.ending = False
         self.dialling: set[str] = set()
         """Peers whose addresses are being looked for."""
-        self._owner = owner
         self._security = security
-        self._changed = changed
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         if listener is not None:
@@ -102,9 +66,15 @@ class Switchboard:
         """Whether others can dial this peer."""
         return self._listener is not None
 
-    def start(self) -> None:
-        """From now on bytes move."""
+    def start(self, owner: Links) -> None:
+        """From now on bytes move, and the owner is told of every frame, of connections that are
+        made and that end, and of the time."""
+        self._owner = owner
         self._thread.start()
+
+    def revise(self, peers: Peers) -> None:
+        """From now on a newer ``peers.toml`` says who is let in."""
+        self._security.peers = peers
 
     def wake(self) -> None:
         """There is something to do."""
@@ -117,7 +87,7 @@ class Switchboard:
 
     def end(self) -> None:
         """Sends what waits, as far as it can be, and closes everything."""
-        with self._changed:
+        with self.changed:
             self.ending = True
         self.wake()
         self._thread.join(5.0)
@@ -142,7 +112,7 @@ class Switchboard:
                     self._serve(connection, selectors.EVENT_READ, now)
                 if now - ticked > TICK:
                     ticked = now
-                    with self._changed:
+                    with self.changed:
                         self._take_dialled(now)
                         self._owner.tick(now)
                 for connection in list(self.connections):
@@ -160,7 +130,7 @@ class Switchboard:
                     connection.sock.settimeout(0.5)
                     connection.writable()
             self.drop(connection, "")
-        with self._changed:
+        with self.changed:
             self.ending = True
             dialled = [sock for _, _, sock in self._dialled if isinstance(sock, socket.socket)]
         for one in (self._listener, self._near, self._far, *dialled):
@@ -253,7 +223,7 @@ class Switchboard:
             with suppress(OSError):
                 connection.writable()  # whoever is turned away has a right to know by whom
         connection.close()
-        with self._changed:
+        with self.changed:
             self._owner.dropped(connection, why)
         if not why or quietly:
             return
@@ -296,7 +266,7 @@ class Switchboard:
                 found = socket.create_connection(where, timeout=SHAKING_HANDS)
             except (OSError, ValueError) as error:  # the latter of names that cannot be looked up
                 found = f"{in_words(error)} at {where[0]}:{where[1]}"
-            with self._changed:
+            with self.changed:
                 if self.ending and isinstance(found, socket.socket):
                     found.close()
                 else:
@@ -352,3 +322,21 @@ def in_words(error: Exception) -> str:
     if isinstance(error, OSError):
         return (error.strerror or str(error)).lower()
     return str(error)
+
+
+def over_tls(
+    identity: keys.Identity,
+    peers: Peers,
+    listen: str | None = None,
+    checking: bool = False,
+    **how: Any,
+) -> Links:
+    """Links of a peer over sockets and TLS; `how` are further arguments of `Links`."""
+    security = Security(identity, peers, keys.read_certificate(identity.certificate))
+    where = listening(peers.peer[peers.number(identity.name)], listen)
+    opened: socket.socket | None = None
+    # Whoever only looks may do so beside a process that listens there already.
+    with suppress(*[BadValue] * checking):
+        opened = listening_socket(where) if where is not None else None
+    carrier = Switchboard(security, opened)
+    return Links(identity.name, peers, carrier, checking=checking, **how)

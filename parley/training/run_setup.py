@@ -47,8 +47,8 @@ def expect_weights(transport: Transport, factors: Sequence[float]) -> None:
     factor_N = transport.gather(torch.tensor(factors, dtype=torch.float64))
     if transport.guard is not None:
         number = transport.placement.number
-        for agent, weight in enumerate((factor_N / factor_N.min()).tolist()):
-            transport.guard.weights[number(agent)] = max(weight, 1.0)
+        weights = enumerate((factor_N / factor_N.min()).tolist())
+        transport.guard.weigh({number(agent): max(weight, 1.0) for agent, weight in weights})
 
 
 def choose_engine(

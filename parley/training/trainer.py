@@ -226,8 +226,7 @@ class Trainer:
         self._earlier_samples = about["samples"]
         if self.transport.clock is not None and "clock" in about:
             self.transport.clock.restore(about["clock"])
-        for kind, value in sent.items():
-            self.transport.sent[kind].copy_(value)
+        self.transport.count_from(sent)
 
     def continue_after(self, records: Sequence[Record]) -> None:
         """Takes over the records of what was trained before."""

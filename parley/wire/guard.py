@@ -16,7 +16,7 @@ import logging
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -105,9 +105,12 @@ class Guard:
     _seen: Counter[tuple[str, int]] = field(default_factory=Counter)
     step: int = -1
     """The step of the last message."""
-    weights: dict[int, float] = field(default_factory=dict)
-    """How many times as much as the least of all agents one counts, if agents count differently:
-    its gradients are that much longer."""
+    _weights: dict[int, float] = field(default_factory=dict)
+
+    def weigh(self, weights: Mapping[int, float]) -> None:
+        """How many times as much as the least of all agents each counts, if agents count
+        differently: its gradients are that much longer."""
+        self._weights.update(weights)
 
     def inspect(self, arrived: Arrived) -> None:
         """Looks at messages as they come, before anybody uses them."""
@@ -125,7 +128,7 @@ class Guard:
         for row, sender in enumerate(arrived.senders):
             history = self._histories[channel, sender]
             norm, distance = norms[row], apart[row] if apart else 0.0
-            longer = LONGER * self.weights.get(sender, 1.0)
+            longer = LONGER * self._weights.get(sender, 1.0)
             why = ""
             if not math.isfinite(norm):
                 why = "that is not finite"

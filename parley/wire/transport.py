@@ -170,6 +170,11 @@ class Transport(ABC):
         self._time(kind, [ends[e] for e in edges], wire_AB.shape[1], step)
         return self._along(edges, wire_AB, kind, codec, step)
 
+    def count_from(self, sent: Mapping[Kind, Tensor]) -> None:
+        """Goes on counting where another transport of these agents has ended."""
+        for kind, value in sent.items():
+            self.sent[kind].copy_(value)
+
     def count_server(self, kind: Kind, length: int) -> None:
         """Counts the bytes if every agent sends this many to agent 0 and gets as many back."""
         size = HEADER.itemsize + length

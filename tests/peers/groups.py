@@ -5,8 +5,10 @@ from pathlib import Path
 
 import tomli_w
 
+from parley.fabric.base import WorkerLost
 from parley.peers import keys
 from parley.peers.file import Peers
+from parley.peers.links import Links
 from tests.ports import free_ports
 
 NAMES = ("ward-a", "ward-b", "ward-c", "ward-d", "ward-e")
@@ -34,6 +36,15 @@ def write_group(
     path = folder / "peers.toml"
     path.write_text(tomli_w.dumps({"experiment": "experiment.toml", "peer": tables}))
     return path
+
+
+def taken(links: Links, name: str, lane: int, generation: int, number: int) -> memoryview:
+    """A message that is waited for, as a fabric does."""
+    began = links.now()
+    while (body := links.take(name, lane, generation, number, 0.1)) is None:
+        if (why := links.lost(name, began)) is not None:
+            raise WorkerLost(f"peers: lost {name} ({why})")
+    return body
 
 
 def group(folder: Path, peers: int = 3) -> Peers:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from parley.cluster import handshake, heal
-from parley.peers import links, membership, switchboard
+from parley.peers import consensus, links, switchboard
 from parley.peers.connection import Connection
 from parley.store import checkpoint, journal, outputs
 from parley.training import metrics
 
 PHASES: dict[str, tuple[Any, str]] = {
-    "listening": (links, "listening_socket"),
+    "listening": (switchboard, "listening_socket"),
     "TLS": (Connection, "_shake_hands"),
     "hello": (links.Links, "_on_hello"),
     "agreement": (handshake, "agree"),
-    "start": (membership.PeerMembership, "next_roster"),
+    "start": (consensus.Paxos, "next_roster"),
     "folder": (journal.Journal, "open"),
     "equal start": (heal.Recovery, "take_up"),
     "account": (journal.Journal, "note"),
@@ -26,7 +26,7 @@ PHASES: dict[str, tuple[Any, str]] = {
     "checkpoint": (checkpoint, "save"),
     "outputs": (outputs, "write"),
     "summary": (journal.Journal, "finish"),
-    "goodbye": (membership.PeerMembership, "done"),
+    "goodbye": (consensus.Paxos, "done"),
     "close": (switchboard.Switchboard, "end"),
 }
 """What a peer is about to call then."""

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from parley.errors import BadValue, ParleyError
+from parley.errors import BadValue, NotWritten, ParleyError
 from parley.graphs import ring
 from parley.peers import keys, links
+from parley.peers.carrier import Said
 from parley.peers.connection import PREAMBLE, SIZE
+from parley.peers.consensus import Paxos
 from parley.peers.frames import ACKNOWLEDGE, DATA, Frame
 from parley.peers.links import Links
 from parley.peers.mailbox import ENVELOPE, FLOOD, PARCEL, Mailbox
 from parley.peers.meeting import PeerMeeting
-from parley.peers.membership import PeerMembership
 from parley.peers.revisions import Revisions
 from parley.peers.switchboard import listening_socket
+from tests.peers.groups import taken
 from tests.peers.test_links import SOON, opened, pair
 from tests.peers.test_revisions import next_of, without_last
 from tests.peers.test_strangers import (
@@ -52,7 +54,7 @@ def put(bad: Links, *frames: tuple[Frame, list[bytes]]) -> None:
         assert connection is not None
         for frame, parts in frames:
             connection.put(frame, list(parts))
-    bad._board.wake()
+    bad._carrier.wake()
 
 
 def test_endless_small_messages_fill_no_memory(
@@ -73,7 +75,7 @@ def test_endless_small_messages_fill_no_memory(
     assert until(lambda: connection.paused)
     assert a.mailbox.waiting("ward-b") < 3 << 16
     for number in range(2000):
-        assert bytes(a.take("ward-b", PARCEL, 0, number)) == b""
+        assert bytes(taken(a, "ward-b", PARCEL, 0, number)) == b""
 
 
 def test_messages_for_everyone_are_slowed_down_and_none_is_lost(
@@ -82,14 +84,18 @@ def test_messages_for_everyone_are_slowed_down_and_none_is_lost(
     a, b = honest
     monkeypatch.setattr(links, "FLOODING", 100 << 10)
     heard: list[Any] = []
-    a.listeners.append(lambda origin, said: heard.append(said))
+
+    def ear() -> list[Any]:
+        heard.extend(said.message for said in a.events())
+        return heard
+
     for number in range(250):
         b.flood(number)
     connection = a.links["ward-b"].connection
     assert connection is not None
     assert until(lambda: connection.paused)
-    assert len(heard) < 250
-    assert until(lambda: heard == list(range(250)))
+    assert len(ear()) < 250
+    assert until(lambda: ear() == list(range(250)))
     undisturbed(a, b)
 
 
@@ -120,7 +126,7 @@ def test_nonsense_for_everyone_cuts_the_link_with_whoever_said_it(
     a, b = honest
     with b.changed:
         b._post(b.links["ward-a"], FLOOD, 0, 0, [body])
-    b._board.wake()
+    b._carrier.wake()
     assert told(caplog, "the connection with ward-b was cut: ")
     assert "\x1b" not in caplog.text
     undisturbed(a, b)
@@ -166,15 +172,14 @@ def test_nonsense_about_membership_changes_nothing(
         rank=0, world=2, patience=SOON, heals=True, links=a, revisions=Revisions(a.peers),
         topology=ring(2),
     )  # fmt: skip
-    membership: Any = meeting.membership()
+    membership: Any = meeting.consensus()
     membership.views.meet(["a", "b"])
-    assert membership.next_roster(False).workers == (0, 1)
+    assert membership.next_roster(None).workers == (0, 1)
     before = membership.views.state()
-    done: list[Any] = []
-    a.listeners.append(lambda origin, said: done.append(said))
     for said in [*NONSENSE, *IGNORED]:
         b.flood(said)
-    assert until(lambda: len(done) == len(NONSENSE) + len(IGNORED))
+    assert until(lambda: len(a._events) == len(NONSENSE) + len(IGNORED))
+    meeting.attend()
     state = membership.views.state()
     assert state["views"] == before["views"] and state["accepted"] is None
     assert state["promised"] == before["promised"] and not membership.words
@@ -192,25 +197,33 @@ def test_whoever_cannot_write_down_its_vote_does_not_vote_and_ends(
         rank=0, world=2, patience=SOON, heals=True, links=a, revisions=Revisions(a.peers, tmp_path),
         topology=ring(2), out=tmp_path,
     )  # fmt: skip
-    membership: Any = meeting.membership()
+    membership: Any = meeting.consensus()
     membership.views.meet(["a", "b"])
     membership.views.memory = "a"
-    assert membership.next_roster(False).workers == (0, 1)
+    assert membership.next_roster(None).workers == (0, 1)
     before = a.links["ward-b"].connection
     heard: list[Any] = []
-    b.listeners.append(lambda origin, said: heard.append(said))
+
+    def ear() -> list[Any]:
+        meeting.attend()
+        heard.extend(said.message for said in b.events())
+        return heard
+
     ask = {"kind": "prepare", "next": 1, "ballot": [1, 1]}
     b.flood({"kind": "view", "said": ask})
-    assert until(lambda: len(heard) == 1) and heard[0]["said"]["kind"] == "promise"
+    assert until(lambda: len(ear()) == 1) and heard[0]["said"]["kind"] == "promise"
 
     def full(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("parley.peers.membership.write_atomically", full)
+    monkeypatch.setattr("parley.peers.consensus.write_atomically", full)
     b.flood({"kind": "view", "said": {**ask, "ballot": [2, 1]}})
-    assert until(lambda: a.failure is not None)
-    assert "membership.json cannot be written ([Errno 28] No space" in str(a.failure)
-    assert len(heard) == 1 and a.links["ward-b"].connection is before
+    assert until(lambda: bool(a._events))
+    with pytest.raises(
+        NotWritten, match=r"membership.json cannot be written \(\[Errno 28\] No space"
+    ):
+        meeting.attend()
+    assert len(heard) == 1 and not b.events() and a.links["ward-b"].connection is before
     monkeypatch.setattr("parley.peers.revisions.write_atomically", full)
     newer = next_of(a.peers, tmp_path, ["ward-a", "ward-b"])
     with pytest.raises(ParleyError, match="cannot be written"):
@@ -236,11 +249,12 @@ def test_revisions_that_are_unsigned_older_forged_or_far_ahead_do_not_count(
             rank=0, world=3, patience=SOON, heals=True, links=a, revisions=Revisions(peers),
             topology=ring(3),
         )  # fmt: skip
-        assert meeting.membership() is not None
+        assert meeting.consensus() is not None
 
         def hear(*tables: Any) -> None:
             shown = [one.model_dump(mode="json", exclude={"experiment", "ca"}) for one in tables]
-            meeting._hear("ward-c", {"kind": "revisions", "tables": shown})
+            a._events.append(Said("ward-c", {"kind": "revisions", "tables": shown}))
+            meeting.attend()
 
         for bad, words in (
             (good.model_copy(update={"signatures": {}}), "none of them signed"),
@@ -357,10 +371,10 @@ def test_a_damaged_memory_is_named(tmp_path: Path, kept: Any) -> None:
     a = opened(tmp_path, peers, "ward-a")
     with several(a):
         path.write_text(json.dumps({**KEPT, "words": WORDS}))
-        assert PeerMembership(a, 0, peers, SOON, tmp_path).words == [("peers", WORDS[0][1])]
+        assert Paxos(a, 0, lambda: None, tmp_path).words == [("peers", WORDS[0][1])]
         path.write_text(json.dumps(kept))
         with pytest.raises(ParleyError, match=r"membership\.json is damaged; remove it if"):
-            PeerMembership(a, 0, peers, SOON, tmp_path)
+            Paxos(a, 0, lambda: None, tmp_path)
 
 
 def test_an_error_that_only_a_stranger_can_cause_ends_no_run(

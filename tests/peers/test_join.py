@@ -101,7 +101,7 @@ def test_a_mistake_in_the_code_is_reported_to_other_peers_without_its_message() 
     """It may quote a peer's data."""
     floods: list[dict[str, str]] = []
     none: Any = None
-    links: Any = SimpleNamespace(listeners=[], me="ward-a", failure=None, flood=floods.append)
+    links: Any = SimpleNamespace(me="ward-a", failure=None, flood=floods.append)
     links.patience = 1.0
     meeting = PeerMeeting(links=links, revisions=none, topology=none)
     board = Board(Linked(links, [Member("ward-a")], [], 0))

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,21 +15,23 @@ from parley.errors import ParleyError
 from parley.fabric.base import Member, WorkerLost
 from parley.graphs import ring
 from parley.peers import keys
+from parley.peers.carrier import Said
 from parley.peers.connection import Connection
 from parley.peers.fabric import Linked
 from parley.peers.file import Peers
 from parley.peers.links import Links
 from parley.peers.mailbox import ENVELOPE, PARCEL
+from parley.peers.switchboard import over_tls
 from parley.wire.placement import Placement
 from parley.wire.spread import Spread
-from tests.peers.groups import group, write_group
+from tests.peers.groups import group, taken, write_group
 from tests.ports import free_ports
 
 SOON = 30.0
 
 
 def opened(folder: Path, peers: Peers, name: str, **options: Any) -> Links:
-    return Links(keys.find(name, folder), peers, **{"patience": SOON, **options})
+    return over_tls(keys.find(name, folder), peers, **{"patience": SOON, **options})
 
 
 @contextmanager
@@ -63,7 +65,7 @@ def test_messages_arrive_in_order_over_tls_1_3(tmp_path: Path) -> None:
         for number in range(50):
             a.post("ward-b", PARCEL, 0, number, [bytes([number]) * (number * 1000)])
         for number in range(50):
-            assert bytes(b.take("ward-a", PARCEL, 0, number)) == bytes([number]) * (number * 1000)
+            assert bytes(taken(b, "ward-a", PARCEL, 0, number)) == bytes([number]) * (number * 1000)
         connection = a.links["ward-b"].connection
         assert connection is not None and connection.tunnel is not None
         assert connection.tunnel.version() == "TLSv1.3"
@@ -80,9 +82,9 @@ def test_a_link_that_breaks_again_and_again_loses_nothing(tmp_path: Path) -> Non
             if number % 10 == 9:
                 time.sleep(0.3)
         for number in range(count):
-            got = bytes(b.take("ward-a", PARCEL, 0, number))
+            got = bytes(taken(b, "ward-a", PARCEL, 0, number))
             assert got == number.to_bytes(4, "little") * (size // 4)
-            assert bytes(a.take("ward-b", PARCEL, 0, number))[4:] == number.to_bytes(4, "little")
+            assert bytes(taken(a, "ward-b", PARCEL, 0, number))[4:] == number.to_bytes(4, "little")
         assert a.until(lambda: not a.links["ward-b"].session.outstanding, SOON)
 
 
@@ -91,11 +93,11 @@ def test_a_peer_that_only_dials_is_reached_too(tmp_path: Path) -> None:
     peers = Peers.read(write_group(tmp_path, [[0], [1]], addresses=[f"127.0.0.1:{port}", None]))
     a, b = opened(tmp_path, peers, "ward-a"), opened(tmp_path, peers, "ward-b")
     try:
-        assert not b._board.listens
+        assert not b._carrier.listens
         a.want(["ward-b"])
         b.want(["ward-a"])
         a.post("ward-b", PARCEL, 0, 1, [b"to one behind NAT"])
-        assert bytes(b.take("ward-a", PARCEL, 0, 1)) == b"to one behind NAT"
+        assert bytes(taken(b, "ward-a", PARCEL, 0, 1)) == b"to one behind NAT"
     finally:
         a.close()
         b.close()
@@ -113,12 +115,12 @@ def test_a_peer_that_was_started_again_counts_as_lost_until_the_next_generation(
         try:
             again.want(["ward-a"])
             with pytest.raises(WorkerLost, match="lost ward-b"):
-                a.take("ward-b", PARCEL, 0, 0)
+                taken(a, "ward-b", PARCEL, 0, 0)
             assert a.until(lambda: a.connected("ward-b") and a.links["ward-b"].restarted, SOON)
             a.begin(1)
             a.post("ward-b", PARCEL, 1, 0, [b"welcome back"])
             again.begin(1)
-            assert bytes(again.take("ward-a", PARCEL, 1, 0)) == b"welcome back"
+            assert bytes(taken(again, "ward-a", PARCEL, 1, 0)) == b"welcome back"
         finally:
             again.failure = ParleyError("over")
             again.close()
@@ -130,7 +132,7 @@ def test_whoever_waits_in_vain_is_told_for_whom_and_why(tmp_path: Path) -> None:
     try:
         a.want(["ward-b"])
         with pytest.raises(WorkerLost, match=r"lost ward-b \(no connection for 0.5 seconds.*"):
-            a.take("ward-b", PARCEL, 0, 0)
+            taken(a, "ward-b", PARCEL, 0, 0)
     finally:
         a.close()
 
@@ -141,20 +143,20 @@ def test_a_message_for_everyone_goes_round_corners_and_comes_once(tmp_path: Path
     nodes = {name: opened(tmp_path, peers, name) for name in chain}
     heard: dict[str, list[Any]] = {name: [] for name in chain}
 
-    def listener(name: str) -> Callable[[str, Any], None]:
-        return lambda origin, said: heard[name].append((origin, said))
+    def ear(name: str) -> list[Any]:
+        heard[name] += nodes[name].events()
+        return heard[name]
 
     try:
         for name, links in nodes.items():
-            links.listeners.append(listener(name))
             links.want(chain[name])
         for name, links in nodes.items():
             assert links.until(lambda: all(map(links.connected, chain[name])), SOON)  # noqa: B023
         nodes["ward-a"].flood({"view": 1})
-        assert nodes["ward-c"].until(lambda: bool(heard["ward-c"]), SOON)
+        assert nodes["ward-c"].until(lambda: bool(ear("ward-c")), SOON)
         time.sleep(0.2)
-        assert heard["ward-c"] == heard["ward-b"] == [("ward-a", {"view": 1})]
-        assert not heard["ward-a"]
+        assert ear("ward-c") == ear("ward-b") == [Said("ward-a", {"view": 1})]
+        assert not ear("ward-a")
     finally:
         for links in nodes.values():
             links.close()
@@ -172,7 +174,7 @@ def test_a_peer_that_sends_more_than_is_taken_has_to_wait(
         time.sleep(0.5)
         assert b.mailbox.waiting("ward-a") <= (1 << 20) + (1 << 18)
         for number in range(64):
-            assert len(b.take("ward-a", PARCEL, 0, number)) == 1 << 17
+            assert len(taken(b, "ward-a", PARCEL, 0, number)) == 1 << 17
 
 
 def test_a_message_arrives_where_it_is_awaited(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_a_message_arrives_where_it_is_awaited(tmp_path: Path) -> None:
         place = memoryview(bytearray(100_000))
         b.reserve("ward-a", PARCEL, 0, 1, place)
         a.post("ward-b", PARCEL, 0, 1, [b"x" * 100_000])
-        assert b.take("ward-a", PARCEL, 0, 1) is place
+        assert taken(b, "ward-a", PARCEL, 0, 1) is place
         assert place == b"x" * 100_000
 
 
@@ -194,7 +196,7 @@ def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_pa
             link = b.links["ward-a"]
 
             def others() -> list[Connection]:
-                found = [c for c in list(b._board.connections) if c.ready]
+                found = [c for c in list(b._carrier.connections) if c.ready]
                 return [c for c in found if c is not link.connection]
 
             assert b.until(lambda: bool(others()), SOON)
@@ -204,7 +206,7 @@ def test_what_comes_beside_a_link_does_not_get_where_a_message_is_awaited(tmp_pa
         finally:
             looks.close()
         a.post("ward-b", PARCEL, 0, 1, [b"known"])
-        assert b.take("ward-a", PARCEL, 0, 1) is place and place == b"known"
+        assert taken(b, "ward-a", PARCEL, 0, 1) is place and place == b"known"
 
 
 def test_what_all_share_is_what_it_was_though_the_link_breaks(tmp_path: Path) -> None:

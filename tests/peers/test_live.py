@@ -19,8 +19,7 @@ from parley.peers.connection import PREAMBLE, SIZE
 from parley.peers.file import Peers
 from parley.peers.frames import HELLO, Frame
 from parley.peers.join import greeting
-from parley.peers.links import Links
-from parley.peers.switchboard import MOST_HALF_OPEN
+from parley.peers.switchboard import MOST_HALF_OPEN, over_tls
 from parley.training.problem import topology_of
 from tests.peers import harmful
 from tests.peers.groups import NAMES, write_group
@@ -97,12 +96,13 @@ class Live:
         experiment = Experiment.of(**read_file(self.folder / "experiment.toml")).replace(workers=3)
         hello = greeting(experiment, topology_of(experiment))
         plan = {**hello["plan"], **changes.pop("plan", {})}
-        links = Links(keys.find("ward-c", self.folder), self.peers, {**hello, "plan": plan})
+        said = {**hello, "plan": plan}
+        links = over_tls(keys.find("ward-c", self.folder), self.peers, hello=said)
         links.me = changes.pop("me", links.me)
         try:
             links.want(["ward-a"])
             assert until(lambda: bool(links.links["ward-a"].failures))
-            assert until(lambda: not links._board.dials("ward-a"))
+            assert until(lambda: not links._carrier.dials("ward-a"))
         finally:
             links.close()
 

@@ -37,7 +37,7 @@ from parley.training.problem import problem, task_of
 from parley.wire.codec import Dense, Half
 from parley.wire.placement import Placement
 from parley.wire.spread import Spread
-from tests.peers.groups import group, write_group
+from tests.peers.groups import group, taken, write_group
 from tests.peers.middle import Middle
 from tests.peers.test_links import SOON, opened, pair
 from tests.ports import free_ports
@@ -53,8 +53,8 @@ def undisturbed(a: Links, b: Links, generation: int = 0) -> None:
     for number in range(1000, 1005):
         a.post(b.me, PARCEL, generation, number, [b"there"])
         b.post(a.me, PARCEL, generation, number, [b"back"])
-        assert bytes(b.take(a.me, PARCEL, generation, number)) == b"there"
-        assert bytes(a.take(b.me, PARCEL, generation, number)) == b"back"
+        assert bytes(taken(b, a.me, PARCEL, generation, number)) == b"there"
+        assert bytes(taken(a, b.me, PARCEL, generation, number)) == b"back"
 
 
 def told(caplog: pytest.LogCaptureFixture, words: str) -> bool:
@@ -218,7 +218,7 @@ def test_a_thousand_half_open_connections_do_not_keep_peers_out(
     try:
         for _ in range(1000):
             crowd.append(socket.create_connection(port_of(a), timeout=SOON))
-        assert until(lambda: 0 < len(a._board.connections) <= MOST_HALF_OPEN)
+        assert until(lambda: 0 < len(a._carrier.connections) <= MOST_HALF_OPEN)
         b = opened(tmp_path, peers, "ward-b")
         try:
             b.want(["ward-a"])
@@ -241,7 +241,7 @@ def test_a_frame_of_impossible_length_costs_nothing(
     assert connection is not None
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     connection.put(Frame(DATA, 1 << 60, 1, 0))
-    b._board.wake()
+    b._carrier.wake()
     assert told(caplog, "connection with ward-b was cut: a frame of 1152921504606846976 bytes")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kilobytes
     undisturbed(a, b)
@@ -272,8 +272,8 @@ def test_whoever_listens_in_sees_no_parameter_and_no_label(tmp_path: Path) -> No
     with through_the_middle(tmp_path) as (a, b, middle):
         b.post("ward-a", PARCEL, 0, 0, [numbers])
         a.post("ward-b", PARCEL, 0, 0, [b"label: tumour" * 100, numbers])
-        assert bytes(a.take("ward-b", PARCEL, 0, 0)) == numbers
-        assert bytes(b.take("ward-a", PARCEL, 0, 0)).endswith(numbers)
+        assert bytes(taken(a, "ward-b", PARCEL, 0, 0)) == numbers
+        assert bytes(taken(b, "ward-a", PARCEL, 0, 0)).endswith(numbers)
         assert len(middle.seen) > 2 * len(numbers)
         for start in range(0, len(numbers) - 16, 4000):
             assert numbers[start : start + 16] not in middle.seen
@@ -292,7 +292,7 @@ def test_streams_that_are_cut_changed_or_replayed_lose_and_add_nothing(
                     setattr(middle, harm, 50_000)
                 b.post("ward-a", PARCEL, 0, number, [bytes([number]) * 20_000])
             for number in range(first, first + 10):
-                assert bytes(a.take("ward-b", PARCEL, 0, number)) == bytes([number]) * 20_000
+                assert bytes(taken(a, "ward-b", PARCEL, 0, number)) == bytes([number]) * 20_000
         assert len(middle.streams) >= 3  # both times it dialled again
         assert told(caplog, "the connection with ward-b was cut: TLS failed")
         before = a.links["ward-b"].session.received

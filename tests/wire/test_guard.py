@@ -95,7 +95,8 @@ def test_honest_models_and_gradients() -> None:
         some = torch.randn(3, SIZE) * scale
         quiet(guard, [exchange(some, torch.randn(2, SIZE) * 5, step, "cross_gradients", True)])
     # An agent with 30 times as many samples as another, where every sample counts equally.
-    weighted = Guard(torch.float32, "stop", weights={10: 30.0, 11: 1.0})
+    weighted = Guard(torch.float32, "stop")
+    weighted.weigh({10: 30.0, 11: 1.0})
     some = torch.ones(2, SIZE) * torch.tensor([[30.0], [1.0]])
     quiet(weighted, [exchange(some, torch.ones(1, SIZE), 0, "cross_gradients", True)])
     with pytest.raises(Suspicious, match="agent 11"):

@@ -3,8 +3,7 @@
 import json
 import logging
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from parley.cluster.join import Roster
 from parley.errors import NotWritten, ParleyError
 from parley.files import parse_json, read_text, write_atomically
 from parley.peers.board import Words
-from parley.peers.file import Peers
-from parley.peers.links import PARTING, Links
+from parley.peers.links import Links
 from parley.peers.views import Message, View, Views
 from parley.store.folder import MEMBERSHIP, SUMMARY
 
@@ -26,17 +24,18 @@ PAUSE = 0.05
 """Seconds between two looks at what is due."""
 
 
-class PeerMembership:
-    """This peer's part in deciding who trains next."""
+class Paxos:
+    """This peer's part in deciding who trains next: views over messages to everyone."""
 
     def __init__(
-        self, links: Links, rank: int, peers: Peers, patience: float, out: Path | None
+        self, links: Links, rank: int, attend: Callable[[], None], out: Path | None
     ) -> None:
-        """`peers` is the newest revision that this peer knows."""
+        """`attend` reads what has happened, and hands what others say about views to `hear`."""
         self.links = links
         self.rank = rank
+        self._attend = attend
         self.words: Words = []
-        self.over = False
+        self._over = False
         """Whether the run has ended."""
         self._path = out / MEMBERSHIP if out else None
         """Where this peer keeps what it has promised, and what was said at the start."""
@@ -45,11 +44,13 @@ class PeerMembership:
         """Whether this peer has taken part before."""
         self._may_vote = self.came_back
         """Before all have met, the folder is not yet this run's, so nothing could be kept."""
+        self._ended = -1
+        """The newest view of which others have said that it is over."""
         if kept is not None:
             self.words = read_words(kept["words"])
-        first = View(peers.active, peers.revision)
+        first = View(links.peers.active, links.peers.revision)
         memory = secrets.token_hex(8)
-        self.views = Views(rank, first, patience, memory, self._keep, kept)
+        self.views = Views(rank, first, links.patience, memory, self._keep, kept)
         self.joined = self.views.number if kept else -1
         """The newest view in which this peer has trained, or may have before it was started."""
 
@@ -76,24 +77,47 @@ class PeerMembership:
             except OSError as error:
                 raise NotWritten(f"peers: {self._path} cannot be written ({error})") from None
 
+    def begin(self, words: Words, memories: Sequence[str]) -> None:
+        """All have met: what they say from now on is kept in `words`, for those that come later."""
+        self.words = words
+        self.views.meet(memories)
+
+    def begun_elsewhere(self) -> None:
+        """Others have begun already, and this peer does not know with whom."""
+        self.came_back = True
+        self.views.forget()
+
+    def learn(self, words: Words) -> None:
+        """Another peer has passed on what was said at the start."""
+        self.words = self.words or words
+
+    def end(self) -> None:
+        """Another peer says that the run has ended."""
+        self._over = True
+
     def hear(self, sender: int, said: Any) -> None:
-        """Another peer has said something about views; called by the thread of the links."""
+        """Another peer has said something about views."""
         if not self._may_vote:
             return  # it will be said again
         if said["kind"] == "decided":
             named = _peers_in(said["views"])
             if not named <= set(range(len(self.links.peers.names))):
                 raise ValueError("a view of peers that do not exist")
-        answers = self.views.hear(time.monotonic(), sender, said)
+        answers = self.views.hear(self.links.now(), sender, said)
         leaves = said["kind"] == "enter" and said["left"] and said["next"] == self.joined + 1
         for answer in answers:
             self._say(answer)
         known = 0 <= self.joined <= self.views.number
         member = known and sender in self.views.views[self.joined].members
         if (leaves and member) or self.views.number > self.joined >= 0:
-            self.links.end(self.joined + 1)
+            self._ended = self.joined
         if self.views.views[-1].revision == self.links.peers.revision:
-            self.links.parting = PARTING  # whoever is removed has voted for the last time
+            self.links.let_go()
+
+    def ended(self, generation: int) -> bool:
+        """Whether others have said that a generation is over."""
+        removed = self.rank not in self.links.peers.active  # then it only votes
+        return generation <= self._ended or removed
 
     def _say(self, message: Message) -> None:
         self.links.flood({"kind": "view", "said": message})
@@ -107,10 +131,9 @@ class PeerMembership:
     def done(self) -> None:
         """Tells peers that are away that the run has ended, if they come back soon."""
         links = self.links
-        with links.changed:
-            links.hello["over"] = True
-            away = [n for n in links.peers.active if n not in self.views.members]
-            names = [links.peers.names[n] for n in away]
+        links.announce(over=True)
+        away = [n for n in links.peers.active if n not in self.views.members]
+        names = [links.peers.names[n] for n in away]
         links.flood({"kind": "done"})
         with suppress(ParleyError):
             links.until(lambda: all(map(links.connected, names)), min(links.patience, LINGERING))
@@ -118,82 +141,78 @@ class PeerMembership:
     def drop(self, worker: int, why: str) -> None:
         """The others go on without a peer that one of them has caught."""
         caught = f"{self.links.me} reports of {self.links.peers.names[worker]}: {why}"
-        with self.links.changed:
-            self.views.drop(worker, caught)
+        self.views.drop(worker, caught)
 
     def roster(self, generation: int) -> tuple[int, ...]:
         """Who took part in an earlier generation."""
-        with self.links.changed:
-            return self.views.views[generation].members
+        return self.views.views[generation].members
+
+    def revision(self, generation: int) -> int:
+        """By which revision of ``peers.toml`` a generation goes."""
+        return self.views.views[generation].revision
 
     def waiting(self, generation: int) -> bool:
         """Whether a peer waits to be let in."""
-        with self.links.changed:
-            return bool(self.views.outside(time.monotonic()))
+        self._attend()
+        return bool(self.views.outside(self.links.now()))
 
-    def next_roster(self, left: bool) -> Roster:
-        """The next view that includes this peer; waits as long as it takes.
+    def next_roster(self, lost: Collection[int] | None) -> Roster:
+        """The next view that includes this peer; waits as long as it takes. `lost`: those without
+        whom the one before has ended; None: this peer was not in it.
 
         Peers that are cut off from the majority wait here, with their models as they are.
         """
         links = self.links
-        with links.changed:
-            self._may_vote = True
-            if self.joined < 0 and not self.came_back:
-                self.joined = 0  # the first view is everyone
-                self._keep(self.views.state())
-                return Roster(0, self.views.members)
+        self._may_vote = True
+        if self.joined < 0 and not self.came_back:
+            self.joined = 0  # the first view is everyone
+            self._keep(self.views.state())
+            return Roster(0, self.views.members)
         links.want(list(links.links))
-        lost = [links.peers.number(link.name) for link in links.links.values() if link.given_up]
-        with links.changed:
-            before = self.views.inside and self.joined == self.views.number
-            self.views.enter(time.monotonic(), left or before, lost)
-        began = tell_again = time.monotonic()
+        before = self.views.inside and self.joined == self.views.number
+        self.views.enter(links.now(), lost is not None or before, lost or ())
+        began = tell_again = links.now()
         while True:
-            with links.changed:
-                if links.failure is not None:
-                    raise links.failure
-                if self.over or any(said.get("over") for said in links.hellos.values()):
-                    raise ParleyError("peers: the run has ended without this peer")
-                self._check_dropped()
-                self._check_removed(time.monotonic() - began)
-                self._check_over(time.monotonic() - began)
-                number, members = self.views.number, self.views.members
-                if number > self.joined and self.views.inside:
-                    self.joined = number
-                    unwelcome = self.views.unwelcome()
-                    if not unwelcome:
-                        self.views.settle()
-                        return Roster(number, members)
-                    self.views.enter(time.monotonic(), True, unwelcome)
-                messages = self.views.tick(time.monotonic())
-            for message in messages:
+            self._attend()
+            if self._over or any(said.get("over") for said in list(links.hellos.values())):
+                raise ParleyError("peers: the run has ended without this peer")
+            self._check_dropped()
+            self._check_removed(links.now() - began)
+            self._check_over(links.now() - began)
+            if (roster := self._settled()) is not None:
+                return roster
+            for message in self.views.tick(links.now()):
                 self._say(message)
-            if time.monotonic() >= tell_again:
-                tell_again = time.monotonic() + max(links.patience, 60.0)
+            if links.now() >= tell_again:
+                tell_again = links.now() + max(links.patience, 60.0)
                 trouble = self.unreached() + self._forgotten()
                 log.info("waiting for the peers that continue%s", trouble)
-            time.sleep(PAUSE)
+            links.wait(PAUSE)
+
+    def _settled(self) -> Roster | None:
+        """The newest view, if it is new and this peer is to train in it."""
+        number = self.views.number
+        if number <= self.joined or not self.views.inside:
+            return None
+        self.joined = number
+        if unwelcome := self.views.unwelcome():
+            self.views.enter(self.links.now(), True, unwelcome)
+            return None
+        self.views.settle()
+        return Roster(number, self.views.members)
 
     def unreached(self) -> str:
         """Who cannot be reached just now, and why, as far as that is known."""
-        links, active = self.links, set(self.links.peers.active)
-        with links.changed:
-            away = {
-                link.name: link.trouble or "it did not call"
-                for link in links.links.values()
-                if link.connection is None and links.peers.number(link.name) in active
-            }
+        peers = self.links.peers
+        away = self.links.troubles(peers.names[n] for n in peers.active if n != self.rank)
         return "".join(f"; no link to {name}: {trouble}" for name, trouble in away.items())
 
     def _forgotten(self) -> str:
         """Who has no vote any more, and what to do if too few have one."""
-        with self.links.changed:
-            names = [self.links.peers.names[n] for n in self.views.forgetful()]
-            stuck = self.views.stuck()
+        names = [self.links.peers.names[n] for n in self.views.forgetful()]
         said = f"; {', '.join(names)} came back without membership.json and cannot vote yet"
         remedy = "stop all peers, remove membership.json at each, and start all with --resume"
-        said += f", too few can: {remedy}" if stuck else ""
+        said += f", too few can: {remedy}" if self.views.stuck() else ""
         return said if names else ""
 
     def _check_removed(self, waited: float) -> None:
@@ -207,7 +226,7 @@ class PeerMembership:
 
     def _check_over(self, waited: float) -> None:
         """Ends here if the run has been trained to its end and nobody is left to say so."""
-        alone = all(link.connection is None for link in self.links.links.values())
+        alone = not any(map(self.links.connected, self.links.links))
         if self._path is None or not alone or waited <= self.links.patience:
             return
         if (self._path.with_name(SUMMARY)).is_file():
@@ -240,18 +259,3 @@ def read_words(said: Any) -> Words:
     if words and not all(isinstance(name, str) for name in words[0][1]):
         raise ValueError("no names of peers")
     return words
-
-
-def asked_words(links: Links, membership: PeerMembership, seconds: float) -> Words:
-    """What was said at the start, from whoever knows."""
-    deadline = time.monotonic() + seconds
-    while not membership.words:
-        if time.monotonic() > deadline:
-            raise ParleyError(
-                f"peers: no peer has passed on what was agreed at the start in {seconds:g} s"
-                f"{membership.unreached()}"
-            )
-        links.flood({"kind": "words?"})
-        heard: Callable[[], bool] = lambda: bool(membership.words)  # noqa: E731
-        links.until(heard, 1.0)
-    return membership.words
