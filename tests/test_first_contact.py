@@ -73,7 +73,7 @@ def test_the_dashboard_does_not_load_torch_for_runs_that_are_complete(tmp_path: 
 def test_the_list_of_commands_is_that_of_the_commands() -> None:
     """The list is kept apart from them, so that it can be shown without loading them."""
     modules = {m.name for m in pkgutil.iter_modules(parley.cli.__path__)}
-    shared = {"main", "flags", "fields", "options", "screen", "methods", "own_algorithm", "guide"}
+    shared = {"main", "flags", "fields", "options", "screen", "methods", "own_algorithm", "paper"}
     assert modules - shared == entry.COMMANDS.keys()
     for name, help_ in entry.COMMANDS.items():
         words = " ".join((entry.load(name).help or "").split())

@@ -40,7 +40,7 @@ COMMANDS = {
     "topology": "Check a graph: spectral gap, diameter, weights and traffic.",
     "data": "Show a dataset and how it would be split among agents.",
     "join": "Train with other organisations over the open network, with no coordinator.",
-    "peers": "Look at the peers of a group before they train.",
+    "peers": "Make a group of hosts, look at the peers of a group, agree to a change.",
     "keys": "Make the keys and certificates that peers know each other by.",
     "reproduce": "The tables and figures of the NGC paper: list them, run them, and compare our "
     "results with the paper's.",

@@ -40,9 +40,10 @@ class NameOrCommand(TyperGroup):
 
 app = typer.Typer(
     cls=NameOrCommand,
-    help="Studies, run again: the tables and figures of the NGC paper, other comparisons that come "
-    "with Parley, and your own, described in one file. [bold]parley reproduce[/bold] lists them; "
-    "[bold]parley reproduce fashion_mnist --agents 10 --seeds 3[/bold] runs some.",
+    help="The tables and figures of the NGC paper: list them, run them, and compare our results "
+    "with the paper's. Other studies, too, and your own, described in one file. "
+    "[bold]parley reproduce[/bold] lists them; [bold]parley reproduce fashion_mnist --agents 10 "
+    "--seeds 3[/bold] runs some.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -312,11 +313,12 @@ def _list_groups(measure: bool, as_json: bool) -> None:
                 lines.append([group, *figures, time])
             headings = ["name", "runs", "epochs", "gradients", "one core"]
             screen.print(Table(headings, lines, title=f"{section}: {title}").terminal())
-    others = ", ".join(name for name in shipped() if not named(name).presets)
+    others = (study for study in map(named, shipped()) if not study.presets)
+    more = "; ".join(f"{study.name} ({study.title})" for study in others)
     screen.print(
         f"Append a method to a name in a table: {', '.join(studies[-1].methods)}. Gradients (of "
         "single samples) and time are for one seed of all runs in a line. parley reproduce NAME "
-        f"--list shows each run, parley reproduce NAME runs them. Other studies: {others}. "
+        f"--list shows each run, parley reproduce NAME runs them. Other studies: {more}. "
         f"{_where(rows)}",
         highlight=False,
     )
