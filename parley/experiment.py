@@ -291,7 +291,8 @@ class Experiment(Checked, BaseModel):
             raise BadValue("gamma_decay", self.gamma_decay, "constant for this algorithm", why)
         precision.check_fits(self.precision, self.dtype, self.engine)
         self._check_task()
-        parse_lora(self.lora)
+        if self.lora:
+            parse_lora(self.lora)
         parse_stop(self.stop_when, self.measures, bool(self.links))
         if self.partition != OWN:
             partitions.parse(self.partition)

@@ -103,7 +103,7 @@ def with_file(
             raise BadValue(twice[0], given[twice[0]], "each option once", "it is given twice")
         given = {**given, "algorithm": own}
         written = with_own(written, own["name"])
-    options = on_top(written, given)
+    options = on_top(written, given) if written else given
     if missing := options.get("from_python"):
         what = " and ".join(missing)
         named = [f"--{name} with one of Parley's own" for name in missing if name != "loss"]

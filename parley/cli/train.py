@@ -1,6 +1,7 @@
 """``parley train``: one experiment, from flags and a file, in this process or several."""
 
 import json
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +74,7 @@ def train(
     with loading(for_good=True):  # here, since --help should not load torch
         from parley.cluster import launch
         from parley.cluster.host import Host
+        from parley.cluster.run import Watcher
         from parley.experiment import Experiment
         from parley.training.problem import problem
         from parley.watch import trackers
@@ -81,15 +83,16 @@ def train(
     experiment = Experiment.of(**with_file(file, given_options(flags)))
     part = Host.of(host, agents_here, data_here or ())
     allow([*part.allow_code, *(allow_code or ())])
-    logged = trackers.parse(log)
+    logged = trackers.parse(log) if log else ()
     out = output_folder(out, resume, f"{experiment.algorithm.name}-{Path(experiment.data).name}")
     if "workers" not in experiment.model_fields_set:
-        experiment = experiment.replace(workers=launch.default_workers(experiment, out))
-    with (
-        stoppable(out),
-        TrainingProgress(experiment, is_first()) as progress,
-        trackers.logging(logged, experiment, out, progress) as watch,
-    ):
+        workers = launch.default_workers(experiment, out)
+        experiment = experiment.model_copy(update={"workers": workers})
+    with ExitStack() as open_:
+        open_.enter_context(stoppable(out))
+        watch: Watcher = open_.enter_context(TrainingProgress(experiment, is_first()))
+        if logged:
+            watch = open_.enter_context(trackers.logging(logged, experiment, out, watch))
         load = partial(problem, places=part.data)
         outcome = launch.execute(experiment, load, out, resume, watch, part)
     if outcome is None:

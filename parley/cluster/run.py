@@ -36,7 +36,7 @@ from parley.training.problem import Problem
 from parley.training.record import Record
 from parley.training.trainer import Trainer
 from parley.wire.local import Local
-from parley.wire.placement import spread
+from parley.wire.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def alone(assignment: Assignment) -> Outcome:
             hold = holding.enter_context(Hold(out, uuid.uuid4().hex, 0))
             hold.settle([hold.take()])
         problem = standardised(problem, experiment.data, agents, out if resume else None)
-        transport = Local(spread(problem.topology, 1))
+        transport = Local(Placement(problem.topology, (0,) * len(agents), here=0))
         trainer = Trainer(experiment, problem, transport, callbacks=assignment.callbacks)
         journal = Journal(hold)
         journal.open(kept, resume)

@@ -350,7 +350,7 @@ def model_of(experiment: Experiment, build: Callable[[], nn.Module]) -> nn.Modul
         model = build()
         if experiment.init:
             start_from(model, experiment.init)
-        if lora := parse_lora(experiment.lora):
+        if experiment.lora and (lora := parse_lora(experiment.lora)):
             model = adapted(model, lora)
     return model
 
