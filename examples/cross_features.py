@@ -41,6 +41,7 @@ class CrossFeatures(Algorithm):
 
     name = "cross-features"
     title = "Cross-features"
+    gradients_per_edge = 1
 
     model_weight: float = Field(0.1, ge=0, le=1000)
     """λ_m, the weight of the distance to the features of the neighbours' models."""
