@@ -9,11 +9,20 @@ import inspect
 import itertools
 import random
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,6 +163,8 @@ def _inside(value: Any) -> Iterator[tuple[str, Any, str]]:
     elif isinstance(value, _AROUND):
         for name in ("__func__", "__self__", "func", "args", "keywords", "fget"):
             yield name, getattr(value, name, None), ""
+    elif isinstance(value, GeneratorType):
+        yield "locals", value.gi_frame and value.gi_frame.f_locals, ""
     elif isinstance(value, ModuleType) or not _is_theirs(value):
         return
     elif isinstance(value, FunctionType):
@@ -166,6 +177,10 @@ def _inside(value: Any) -> Iterator[tuple[str, Any, str]]:
         yield "class", type(value), ""
         for name, each in getattr(value, "__dict__", {}).items():
             yield name, each, ""
+        for of in type(value).__mro__:
+            for name, each in vars(of).items():
+                if isinstance(each, MemberDescriptorType):  # of __slots__
+                    yield name, getattr(value, name, None), ""
 
 
 def _is_theirs(value: Any) -> bool:
@@ -200,8 +215,12 @@ def _names(code: CodeType) -> set[str]:
 
 def _state(value: Any) -> Any:
     """Something that is equal as long as nothing has changed; None for what is not looked into."""
-    if isinstance(value, int | float | complex | str | bytes | itertools.count):
+    if isinstance(value, int | float | complex | str | bytes):
         return repr(value)
+    if isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        with suppress(TypeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that some cannot be pickled one day
+            return repr(value.__reduce__())
     if isinstance(value, np.ndarray) and value.size <= SMALL:
         return repr(value)
     if isinstance(value, Tensor) and value.numel() <= SMALL and not value.is_meta:

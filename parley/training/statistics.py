@@ -70,7 +70,7 @@ def estimated(
 
 
 def check_batches(task: Task, batches: Batches) -> None:
-    """Refuses batches of a single sample if a layer cannot compute statistics of them."""
+    """Refuses batches of a single sample if the model cannot compute statistics of them."""
     for row, length in enumerate(batches.lengths):
         last = length % batches.batch or min(length, batches.batch)
         if min(last, length) > 1:
@@ -78,11 +78,13 @@ def check_batches(task: Task, batches: Batches) -> None:
         step = -(-length // batches.batch) - 1
         inputs = batches.at(step).inputs[row, :1]
         try:
-            task.moved(task.start(), task.layout.start(task.start()), inputs)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                task.outputs(task.start(), inputs)
+            return  # what one agent's model can, the others can
         except ValueError as error:
             agent = batches.agents[row]
             because = (
-                f"agent {agent} has {length} samples, so one batch has a single sample, and a "
+                f"agent {agent} has {length} samples, so one batch has a single sample, and the "
             )
-            because += f"layer cannot compute statistics of it: {str(error).splitlines()[0]}"
+            because += f"model cannot compute statistics of it: {str(error).splitlines()[0]}"
             raise BadValue("batch", batches.batch, "another size", because) from error

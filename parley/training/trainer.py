@@ -74,8 +74,7 @@ class Trainer:
             gather=gathered,
         )
         self.transport = run_setup.equipped(transport, experiment, problem, self.task)
-        if self.task.layout.size:
-            statistics.check_batches(self.task, self.batches)
+        statistics.check_batches(self.task, self.batches)
         engine = run_setup.choose_engine(experiment, self.task, self.batches, self.transport)
         self.engine_name = engine.name
         """What computes the gradients, by its name in `--engine`."""

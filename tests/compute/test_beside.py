@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -138,7 +138,36 @@ class Drawing:
         return self.inside[0].random() < 2
 
 
+class Slotted:
+    """A helper without a dictionary."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_: Any) -> bool:
+        self.calls += 1
+        return self.calls > 0
+
+
+def drawn() -> Iterator[float]:
+    own = random.Random(3)
+    while True:
+        yield own.random()
+
+
+def next_of(values: Iterator[float]) -> Callable[[Any], bool]:
+    return lambda _: next(values) < 2
+
+
 KEPT_BESIDE = {
+    "a slot": (lambda: Keeping(None, Slotted()), "changes its attribute 'skips'"),
+    "a cycle": (lambda: Keeping(None, next_of(itertools.cycle([0, 1]))), "changes 'values'"),
+    "a generator function": (
+        lambda: Keeping(None, next_of(drawn())),
+        "draws random numbers from a generator",
+    ),
     "Python's generator": (
         lambda: Keeping(None, lambda _: random.random() < 2),
         "draws random numbers from Python's global generator",

@@ -1,5 +1,6 @@
 """BatchNorm: each agent's running statistics in training, averaging, files and placements."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 import parley
 from parley.cluster.heal import Position
@@ -220,14 +222,27 @@ def test_engines_that_cannot_are_refused_with_the_reason() -> None:
     assert "loop" in candidates(task, (1, 4, 4)) and supports(task, (1, 4, 4)) == ""
 
 
-def test_a_batch_of_one_is_refused_before_training() -> None:
+class ByHand(nn.Module):
+    """Normalises by the batch in code of its own, without a layer that would show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As in training, always."""
+        return functional.batch_norm(self.linear(x.flatten(1)), None, None, training=True)
+
+
+@pytest.mark.parametrize("model", [net, ByHand])
+def test_a_batch_of_one_is_refused_before_training(model: Callable[[], nn.Module]) -> None:
     def one_more() -> list[tuple[Tensor, Tensor]]:
         (inputs, targets), *rest = data()
         return [(torch.cat([inputs, inputs[:5]]), torch.cat([targets, targets[:5]])), *rest]
 
     with pytest.raises(BadValue, match="agent 0 has 25 samples, so one batch has a single sample"):
-        parley.train(net, one_more(), batch=8, epochs=1, progress=False)
-    parley.train(net, one_more(), batch=7, epochs=1, progress=False)
+        parley.train(model, one_more(), batch=8, epochs=1, progress=False)
+    parley.train(model, one_more(), batch=7, epochs=1, progress=False)
 
 
 class Counting(nn.Module):
