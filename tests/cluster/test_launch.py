@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -434,3 +435,24 @@ def test_from_python_every_process_of_torchrun_gets_the_result(tmp_path: Path) -
     assert (tmp_path / "run" / "model.safetensors").is_file()
     for agent in range(3):
         assert (tmp_path / "run" / "agents" / f"agent-{agent}.safetensors").is_file()
+
+
+def test_one_process_meets_nobody() -> None:
+    """Seats, boards, handshakes and generations are for several processes."""
+    package = str(Path(parley.__file__).parent) + os.sep
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        place = frame.f_code.co_filename
+        if event == "call" and place.startswith(package) and frame.f_code.co_name != "<module>":
+            called.add(place.removeprefix(package))
+
+    parley.train(agents=2, epochs=1, engine="loop", progress=False)  # everything is imported
+    sys.setprofile(note)
+    try:
+        parley.train(agents=2, epochs=1, engine="loop", progress=False)
+    finally:
+        sys.setprofile(None)
+    assert {"training/trainer.py", "cluster/run.py"} <= called
+    ours = {name for name in called if name.startswith(("fabric/", "peers/", "cluster/"))}
+    assert ours == {"cluster/launch.py", "cluster/run.py", "cluster/host.py", "cluster/rank.py"}
