@@ -146,10 +146,6 @@ def _graph(topology: Topology) -> str:
 def seats(board: Board, agents: int, mine: Sequence[int] | None) -> tuple[int, ...]:
     """The worker of every agent: claimed agents go to their claimants, the rest are distributed.
     From then on the board knows who hosts what.
-
-    >>> from parley.fabric.base import Alone
-    >>> seats(Board(Alone()), 3, None)
-    (0, 0, 0)
     """
     own = {"host": board.host, "agents": None if mine is None else [*mine]}
     claimed = board.share("agents", own, Seat)

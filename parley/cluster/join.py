@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from parley.cluster import handshake
 from parley.errors import BadValue, ParleyError
 from parley.experiment import Experiment
-from parley.fabric.base import Alone, Fabric, WorkerLost
+from parley.fabric.base import Fabric, WorkerLost
 from parley.fabric.board import Board
 from parley.fabric.failure import unexpected
 from parley.fabric.gloo import PARTING, Gloo, StoreLost, ask, disconnect
@@ -156,11 +156,12 @@ class Gathering(ABC):
         return told
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Meeting(Gathering):
-    """Where and how the workers of a run meet; without a store, this one is alone."""
+    """Where and how the workers of a cluster meet."""
 
-    store: Store | None = None
+    store: Store
+    """Where they find each other, and where one that fails says why."""
     backend: str = "gloo"
     local: bool = False
     """Whether all are on this machine: then nothing is opened to other machines."""
@@ -168,8 +169,6 @@ class Meeting(Gathering):
     @cached_property
     def fabric(self) -> Fabric:
         """All workers, connected with each other."""
-        if self.store is None:
-            return Alone()
         self._connect(PrefixStore("connect", self.store))
         return Gloo(self.patience, self.store, self.local)
 
@@ -266,7 +265,7 @@ def as_launched(experiment: Experiment) -> Meeting:
     except (StoreLost, KeyError, ValueError) as error:
         raise _not_all_came(error, world, patience) from None
     store = _of_this_start(store, rank, world, patience)
-    return Meeting(rank, world, patience, False, store, _backend(experiment.device))
+    return Meeting(rank, world, patience, store=store, backend=_backend(experiment.device))
 
 
 def _store(patience: float) -> Store:

@@ -152,21 +152,6 @@ class Fabric(ABC):
         """Lets go of all connections; `failure` is why, if something has failed."""
 
 
-class Alone(Fabric):
-    """A member without others.
-
-    >>> [bytes(said) for said in Alone().gather(b"hello")]
-    [b'hello']
-    """
-
-    def __init__(self) -> None:
-        super().__init__(0, [Member("worker 0")], 0.0)
-
-    def exchange(self, leaving: Sequence[Part], arriving: Sequence[Part]) -> Sequence[Pending]:
-        """There is nothing to do."""
-        return []
-
-
 def tensor(buffer: Buffer) -> Tensor:
     """The bytes as a tensor, without a copy where they may be written to."""
     found = np.frombuffer(buffer, np.uint8)

@@ -10,12 +10,7 @@ from parley.fabric.messages import understood
 
 
 class Board:
-    """Where the members of a generation exchange information; this one is number `rank`.
-
-    >>> from parley.fabric.base import Alone
-    >>> Board(Alone()).share("agents", [0, 1], list[int])
-    [[0, 1]]
-    """
+    """Where the members of a generation exchange information; this one is number `rank`."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric

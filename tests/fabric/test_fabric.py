@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parley.errors import ParleyError
-from parley.fabric.base import Alone, WorkerLost
+from parley.fabric.base import WorkerLost
 from parley.graphs import ring
 from parley.wire.codec import Dense
 from parley.wire.local import Local
@@ -38,7 +38,7 @@ def everything(transport: Transport) -> dict[str, Any]:
 
 
 def test_the_same_bytes_arrive_as_in_one_process() -> None:
-    expected = everything(over(Alone(), Placement(ring(5), (0,) * 5)))
+    expected = everything(Local(Placement(ring(5), (0,) * 5)))
 
     def work(fabric: InMemory) -> dict[str, Any]:
         transport = over(fabric, Placement(ring(5), WORKER_OF, fabric.me))
@@ -51,8 +51,10 @@ def test_the_same_bytes_arrive_as_in_one_process() -> None:
 
 
 def test_alone_nothing_is_sent() -> None:
-    assert isinstance(over(Alone(), Placement(ring(5), (0,) * 5)), Local)
-    assert bytes(Alone().broadcast(b"abc", 0, 3)) == b"abc"
+    alone = InMemory(Hub(), 0, 1)
+    assert isinstance(over(alone, Placement(ring(5), (0,) * 5)), Local)
+    assert bytes(alone.broadcast(b"abc", 0, 3)) == b"abc"
+    assert [bytes(said) for said in alone.gather(b"abc")] == [b"abc"]
 
 
 def test_a_member_that_is_lost_is_named() -> None:
