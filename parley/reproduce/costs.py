@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -158,13 +158,20 @@ class Calibration:
 
     def __init__(self) -> None:
         self.path = cache_folder() / "gradients-per-second.json"
-        self._machine = kernels.processor_name()
-        versions = f"torch {torch.__version__}, {kernels.identity() or 'no kernels'}"
-        self._here = f"{self._machine}, {versions}, parley {__version__}"
         self._speeds: dict[str, float] = {}
         with suppress(OSError, ValueError):
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             self._speeds = kept["speeds"] if kept["here"] == self._here else {}
+
+    @cached_property
+    def _machine(self) -> str:
+        """Asked for where something has been measured: the first time, kernels are built for it."""
+        return kernels.processor_name()
+
+    @property
+    def _here(self) -> str:
+        versions = f"torch {torch.__version__}, {kernels.identity() or 'no kernels'}"
+        return f"{self._machine}, {versions}, parley {__version__}"
 
     def known(self, cell: Cell) -> bool:
         """Whether its network has been timed here."""
