@@ -51,6 +51,12 @@ class WritesTo(TorchDispatchMode):
         self._memory = tensor.untyped_storage().data_ptr()
         self.written = ""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch.compile would be loaded to be kept away from here: a second, for nothing,
+        as nothing is compiled while this is open."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Carries the operation out."""
         for argument, given in zip(func._schema.arguments, args, strict=False):
