@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Pytest's workers: as many as tests/conftest.py thinks best for the cores that there are.
 CORES ?= auto
 
-.PHONY: demo check test test-pythons lint format docs bench licences clean
+.PHONY: demo check test test-pythons lint format docs bench wheel licences clean
 
 .venv/made:
 	$(PYTHON) -c 'import sys; sys.exit("Parley needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
@@ -64,6 +64,10 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.profile
 	$(BIN)/python -m benchmarks.page
 
+# The wheel for this platform, in dist/, with kernels compiled for its processors: see docs/kernels.md.
+wheel: .venv/made
+	$(BIN)/pip wheel . --quiet --disable-pip-version-check --no-deps --wheel-dir dist
+
 # What may be done with each package that is installed, as it says itself.
 licences: .venv/installed
 	@$(BIN)/python tools/licences.py
@@ -73,6 +77,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -1,29 +1,49 @@
-"""Puts the commit into what is built, where it can no longer be asked of git."""
+"""Puts into a wheel what cannot be made where it is used: the commit, and compiled kernels."""
 
-import importlib.util
+import platform
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import platform_tags
 
 
-class CommitHook(BuildHookInterface[Any]):
-    """Adds ``parley/_commit.txt``, unless it is an editable install, which asks git itself."""
+class WheelHook(BuildHookInterface[Any]):
+    """Adds ``parley/_commit.txt`` and the kernels' libraries, unless it is an editable install,
+    which asks git itself and compiles on first use."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects files."""
         if version == "editable":
             return
-        root = Path(self.root)
-        spec = importlib.util.spec_from_file_location("version", root / "parley" / "version.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        made = Path(self.directory) / "_commit.txt"
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text(f"{module.commit() or ''}\n", encoding="utf-8")
-        build_data["force_include"][str(made)] = "parley/_commit.txt"
+        sys.path.insert(0, self.root)
+        from parley.compute.kernels import build
+        from parley.version import commit
+
+        self.made = tempfile.TemporaryDirectory()
+        written = Path(self.made.name) / "_commit.txt"
+        written.write_text(f"{commit() or ''}\n", encoding="utf-8")
+        included = build_data["force_include"]
+        included[str(written)] = "parley/_commit.txt"
+        if self.target_name != "wheel":
+            return
+        try:
+            libraries = build.for_wheel(Path(self.made.name), platform.machine())
+        except build.Unavailable as error:
+            self.app.display_warning(f"the wheel has no compiled kernels: {error}")
+            return
+        for path in libraries:
+            path.chmod(0o755)
+            included[str(path)] = f"parley/compute/kernels/{path.name}"
+        # No Python is linked to, and no newer C library is needed than the one that is here.
+        tags = [*platform_tags()]
+        known = (tag for tag in tags if tag.startswith(("manylinux", "musllinux")))
+        build_data["tag"] = f"py3-none-{next(known, tags[0])}"
+        build_data["pure_python"] = False
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """The package has it now."""
-        (Path(self.directory) / "_commit.txt").unlink(missing_ok=True)
+        if version != "editable":
+            self.made.cleanup()

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from parley.compute import kernels
 from parley.compute.engine import Engine, Pairs, Share, dropout_seed
+from parley.compute.kernels.interface import LossKind
 from parley.compute.layers import Unsupported
 from parley.compute.memory import zeros
-from parley.compute.planner import CROSS_ENTROPY, Parameters, Plan, loss_of
+from parley.compute.planner import Parameters, Plan, loss_of
 from parley.compute.portions import PairSums, Part, slices
 from parley.compute.reader import Traced
 from parley.compute.task import Task
@@ -398,7 +399,7 @@ class FusedEngine(Engine):
 
 def _targets(batch: Batch, plan: Plan) -> Tensor:
     """Classes, or a number for every output, as the kernels take them."""
-    if plan.loss != CROSS_ENTROPY:
+    if plan.loss != LossKind.CROSS_ENTROPY:
         rows, samples = batch.targets.shape[:2]
         if batch.targets.numel() != rows * samples * plan.classes:
             shape = list(batch.targets.shape[2:])

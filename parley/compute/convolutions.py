@@ -3,24 +3,25 @@
 from torch import nn
 
 from parley.compute import kernels
-from parley.compute.operations import BY_ROWS, DEPTHWISE, DIRECT, POINTWISE, WINOGRAD, Shape
+from parley.compute.kernels.interface import Method, Pair
+from parley.compute.operations import Shape
 
-Pair = tuple[int, int]
 
-
-def fastest(layer: nn.Conv2d, padding: Pair, first: tuple[int, Shape], outputs: Shape) -> int:
+def fastest(layer: nn.Conv2d, padding: Pair, first: tuple[int, Shape], outputs: Shape) -> Method:
     """The method that is expected to take the least time, of those that can do it."""
     value, inputs = first
     kernel = tuple(layer.kernel_size)
     if kernel == (1, 1) and padding == (0, 0) and layer.groups == 1:
-        return POINTWISE
+        return Method.POINTWISE
     if layer.groups == layer.in_channels == layer.out_channels > 1 and kernel[1] <= 7:
-        return DEPTHWISE
+        return Method.DEPTHWISE
     if kernels.switched_off("PARLEY_WINOGRAD"):
-        return DIRECT
+        return Method.DIRECT
     if _by_tiles(layer, padding, inputs, outputs):
-        return WINOGRAD
-    return BY_ROWS if not value and _by_rows(layer, padding, inputs, outputs) else DIRECT
+        return Method.WINOGRAD
+    return (
+        Method.BY_ROWS if not value and _by_rows(layer, padding, inputs, outputs) else Method.DIRECT
+    )
 
 
 def _by_rows(layer: nn.Conv2d, padding: Pair, inputs: Shape, outputs: Shape) -> bool:

@@ -8,16 +8,21 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from parley.compute.convolutions import Pair, fastest
-from parley.compute.operations import (
-    ACTIVATIONS,
-    EVONORM_HARD_SWISH,
-    EVONORM_S0,
-    PLAIN,
-    POINTWISE,
-    Shape,
-    Step,
+from parley.compute.convolutions import fastest
+from parley.compute.kernels.interface import (
+    ActivationOptions,
+    BatchNormOptions,
+    ConvolutionOptions,
+    Curve,
+    MaskingOptions,
+    NormForm,
+    NormOptions,
+    Options,
+    Pair,
+    Parameter,
+    PoolOptions,
 )
+from parley.compute.operations import Shape, Step
 from parley.models import EvoNorm
 
 
@@ -38,6 +43,9 @@ def shape_of(tensor: Tensor, where: str) -> Shape:
 
 LIKE_THE_FIRST = ("norm", "batch_norm", "activation", "addition", "product", "masking")
 """Operations whose result has the shape of their first input."""
+
+
+NONE: Mapping[Parameter, Tensor | None] = {}
 
 
 class Call(NamedTuple):
@@ -80,9 +88,8 @@ class Call(NamedTuple):
         self,
         operation: str,
         given: tuple[tuple[int, Shape], ...] = (),
-        parameters: tuple[Tensor | None, ...] = (),
-        options: tuple[int, ...] = (),
-        numbers: tuple[float, ...] = (),
+        options: Options | None = None,
+        parameters: Mapping[Parameter, Tensor | None] = NONE,
         result: Shape | None = None,
         statistics: tuple[str, ...] = (),
     ) -> int:
@@ -91,7 +98,7 @@ class Call(NamedTuple):
         result = result or shape_of(self.results[self.node], self.where)
         if operation in LIKE_THE_FIRST and result != given[0][1]:
             raise Unsupported(f"{self.where} makes {result} of {given[0][1]}")
-        names = tuple(None if p is None else self.names[id(p)] for p in parameters)
+        names = {at: self.names[id(p)] for at, p in parameters.items() if p is not None}
         inputs, shapes = zip(*given, strict=True)
         step = Step(
             operation,
@@ -99,8 +106,7 @@ class Call(NamedTuple):
             inputs,
             (*shapes, result),
             names,
-            tuple(map(int, options)),
-            numbers,
+            options,
             statistics,
         )
         self.steps.append(step)
@@ -123,12 +129,21 @@ def _convolution(call: Call) -> int:
     assert isinstance(layer, nn.Conv2d)
     kernel, dilation = _pair(layer.kernel_size), _pair(layer.dilation)
     padding = _padding(call, layer, kernel, dilation)
-    geometry = (layer.groups, *kernel, *_pair(layer.stride), *padding, *dilation)
     first = call.value(call.argument(0, "input"))
     method = fastest(layer, padding, first, shape_of(call.results[call.node], call.where))
     if layer.kernel_size[0] * layer.kernel_size[1] > 1024:
         raise Unsupported(f"{call.where} has a kernel of more than 1024 taps")
-    return call.emit("convolution", (first,), (layer.weight, layer.bias), (*geometry, method))
+    stride = _pair(layer.stride)
+    options = ConvolutionOptions(layer.groups, kernel, stride, padding, dilation, method)
+    return call.emit("convolution", (first,), options, _weights(layer))
+
+
+def _weights(layer: nn.Conv2d | nn.Linear) -> Mapping[Parameter, Tensor | None]:
+    return {Parameter.WEIGHT: layer.weight, Parameter.BIAS: layer.bias}
+
+
+def _scales(layer: nn.GroupNorm | nn.LayerNorm | nn.BatchNorm1d | nn.BatchNorm2d) -> Any:
+    return {Parameter.GAMMA: layer.weight, Parameter.BETA: layer.bias}
 
 
 def _padding(call: Call, layer: nn.Conv2d, kernel: Pair, dilation: Pair) -> Pair:
@@ -151,23 +166,23 @@ def _linear(call: Call) -> int:
     first = call.value(call.argument(0, "input"))
     if call.results[call.node].ndim != 2:
         raise Unsupported(f"{call.where} is not applied to flat features")
-    options = (1, 1, 1, 1, 1, 0, 0, 1, 1, POINTWISE)
-    return call.emit("convolution", (first,), (layer.weight, layer.bias), options)
+    return call.emit("convolution", (first,), ConvolutionOptions(), _weights(layer))
 
 
 def _evonorm(call: Call) -> int:
     layer = call.layer
     assert isinstance(layer, EvoNorm)
-    form = EVONORM_HARD_SWISH if layer.v is None else EVONORM_S0
-    parameters = (layer.gamma, layer.beta, layer.v)
-    return call.emit("norm", (), parameters, (form, layer.groups, 0), (layer.eps,))
+    form = NormForm.EVONORM_HARD_SWISH if layer.v is None else NormForm.EVONORM_S0
+    options = NormOptions(form, layer.groups, 0, layer.eps)
+    places = {Parameter.GAMMA: layer.gamma, Parameter.BETA: layer.beta, Parameter.V: layer.v}
+    return call.emit("norm", (), options, places)
 
 
 def _group_norm(call: Call) -> int:
     layer = call.layer
     assert isinstance(layer, nn.GroupNorm)
-    options = (PLAIN, layer.num_groups, 0)
-    return call.emit("norm", (), (layer.weight, layer.bias), options, (layer.eps,))
+    options = NormOptions(NormForm.PLAIN, layer.num_groups, 0, layer.eps)
+    return call.emit("norm", (), options, _scales(layer))
 
 
 def _layer_norm(call: Call) -> int:
@@ -175,7 +190,7 @@ def _layer_norm(call: Call) -> int:
     assert isinstance(layer, nn.LayerNorm)
     if tuple(call.results[call.node].shape[1:]) != tuple(layer.normalized_shape):
         raise Unsupported(f"{call.where} does not normalise all of a sample")
-    return call.emit("norm", (), (layer.weight, layer.bias), (PLAIN, 1, 1), (layer.eps,))
+    return call.emit("norm", (), NormOptions(NormForm.PLAIN, 1, 1, layer.eps), _scales(layer))
 
 
 def _batch_norm(call: Call) -> int:
@@ -185,14 +200,14 @@ def _batch_norm(call: Call) -> int:
     statistics = (f"{path}.running_mean", f"{path}.running_var")
     if any(step.statistics == statistics for step in call.steps):
         raise Unsupported(f"{call.where} is used twice, with one set of running statistics")
-    parameters, numbers = (layer.weight, layer.bias), (layer.eps,)
-    return call.emit("batch_norm", (), parameters, (), numbers, statistics=statistics)
+    options = BatchNormOptions(layer.eps)
+    return call.emit("batch_norm", (), options, _scales(layer), statistics=statistics)
 
 
-def _activation(name: str, *numbers: Callable[[Call], float]) -> Reader:
+def _activation(curve: Curve, *numbers: Callable[[Call], float]) -> Reader:
     def read(call: Call) -> int:
-        options = (ACTIVATIONS.index(name),)
-        return call.emit("activation", (), (), options, tuple(number(call) for number in numbers))
+        options = ActivationOptions(curve, *(number(call) for number in numbers))
+        return call.emit("activation", (), options)
 
     return read
 
@@ -211,13 +226,14 @@ def _number(position: int, name: str, default: float) -> Callable[[Call], float]
 def _gelu(call: Call) -> int:
     layer = call.layer
     kind = layer.approximate if isinstance(layer, nn.GELU) else call.argument(1, "approximate")
-    return _activation("gelu_tanh" if kind == "tanh" else "gelu")(call)
+    return _activation(Curve.GELU_TANH if kind == "tanh" else Curve.GELU)(call)
 
 
 def _affine(call: Call, scale: float, shift: float) -> int:
-    options, given = (ACTIVATIONS.index("affine"),), call.argument(0, "input")
+    given = call.argument(0, "input")
     given = given if isinstance(given, fx.Node) else call.argument(1, "other")
-    return call.emit("activation", (call.value(given),), (), options, (scale, shift))
+    options = ActivationOptions(Curve.AFFINE, scale, shift)
+    return call.emit("activation", (call.value(given),), options)
 
 
 def _max_pool(call: Call) -> int:
@@ -234,8 +250,8 @@ def _max_pool(call: Call) -> int:
     high, wide = _pair(kernel)
     if high * wide > 255:
         raise Unsupported(f"{call.where} has windows of more than 255 values")
-    geometry = (high, wide, *_pair(stride or kernel), *_pair(padding), *_pair(dilation))
-    return call.emit("max_pool", (), (), (*geometry, 0, 0, 0))
+    geometry = ((high, wide), _pair(stride or kernel), _pair(padding), _pair(dilation))
+    return call.emit("max_pool", (), PoolOptions(*geometry))
 
 
 def _mean_pool(call: Call) -> int:
@@ -250,11 +266,12 @@ def _mean_pool(call: Call) -> int:
             call.argument(5, "count_include_pad", True),
         )
         divisor = call.argument(6, "divisor_override")
-    geometry = (*_pair(kernel), *_pair(stride or kernel), *_pair(padding), 1, 1)
-    return call.emit("mean_pool", (), (), (*geometry, 0, int(padded), divisor or 0))
+    geometry = (_pair(kernel), _pair(stride or kernel), _pair(padding))
+    options = PoolOptions(*geometry, padded=int(padded), divisor=divisor or 0)
+    return call.emit("mean_pool", (), options)
 
 
-ADAPTIVE = (0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0)
+ADAPTIVE = PoolOptions(adaptive=1)
 
 
 def _adaptive_max(call: Call) -> int:
@@ -262,7 +279,7 @@ def _adaptive_max(call: Call) -> int:
     after = shape_of(call.results[call.node], call.where)
     if (-(-before[1] // after[1]) + 1) * (-(-before[2] // after[2]) + 1) > 255:
         raise Unsupported(f"{call.where} has windows of more than 255 values")
-    return call.emit("max_pool", (), (), ADAPTIVE)
+    return call.emit("max_pool", (), ADAPTIVE)
 
 
 def _mean(call: Call) -> int:
@@ -273,7 +290,7 @@ def _mean(call: Call) -> int:
     first = call.value(given)
     if call.results[given].ndim != 4 or axes != {2, 3}:
         raise Unsupported(f"{call.where} is not over rows and columns")
-    return call.emit("mean_pool", (first,), (), ADAPTIVE, (), (first[1][0], 1, 1))
+    return call.emit("mean_pool", (first,), ADAPTIVE, result=(first[1][0], 1, 1))
 
 
 def _two(name: str) -> Reader:
@@ -305,8 +322,7 @@ def _subtraction(call: Call) -> int:
     first, second = call.two(one, other)
     if first[1] != second[1]:
         raise Unsupported(f"{call.where} has operands of shapes {first[1]} and {second[1]}")
-    options = (ACTIVATIONS.index("affine"),)
-    negative = call.emit("activation", (second,), (), options, (-1.0, 0.0))
+    negative = call.emit("activation", (second,), ActivationOptions(Curve.AFFINE, -1.0))
     return call.emit("addition", (first, (negative, second[1])))
 
 
@@ -368,9 +384,9 @@ def _dropout(call: Call) -> int:
         raise Unsupported(f"{call.where} is not applied to maps")
     which = sum(step.operation == "masking" for step in call.steps)
     # As torch does it: a mask of ones is divided by the share that is left.
-    number = float(torch.tensor(1.0) / (1 - p))
-    options = (which, whole_channels)
-    return call.emit("masking", (), (), options, (number, p), shape)
+    scale = float(torch.tensor(1.0) / (1 - p))
+    options = MaskingOptions(which, int(whole_channels), scale, p)
+    return call.emit("masking", (), options, result=shape)
 
 
 def _same(call: Call) -> int:
@@ -381,12 +397,13 @@ def _no_value(call: Call) -> int:
     raise Unsupported(f"{call.where} gives a tensor that is not a value of the network")
 
 
-_relu, _relu6 = _activation("relu"), _activation("relu6")
-_leaky = _activation("leaky_relu", _number(1, "negative_slope", 0.01))
-_elu = _activation("elu", _number(1, "alpha", 1.0))
-_silu, _tanh, _sigmoid = _activation("silu"), _activation("tanh"), _activation("sigmoid")
-_hardswish, _hardsigmoid = _activation("hardswish"), _activation("hardsigmoid")
-_adaptive_mean: Reader = lambda call: call.emit("mean_pool", (), (), ADAPTIVE)  # noqa: E731
+_relu, _relu6 = _activation(Curve.RELU), _activation(Curve.RELU6)
+_leaky = _activation(Curve.LEAKY_RELU, _number(1, "negative_slope", 0.01))
+_elu = _activation(Curve.ELU, _number(1, "alpha", 1.0))
+_silu, _tanh = _activation(Curve.SILU), _activation(Curve.TANH)
+_sigmoid = _activation(Curve.SIGMOID)
+_hardswish, _hardsigmoid = _activation(Curve.HARD_SWISH), _activation(Curve.HARD_SIGMOID)
+_adaptive_mean: Reader = lambda call: call.emit("mean_pool", (), ADAPTIVE)  # noqa: E731
 _add, _multiply = _two("addition"), _two("product")
 
 DROPOUTS = (functional.dropout, functional.dropout2d)

@@ -1,15 +1,22 @@
 """The operations that the compiled kernels know: one table.
 
-Each has a kind (its place in the table of `kernels/graph.c`), what its backward pass has to see
-again, and its floating-point operations. The shape of a result is PyTorch's own answer: the reader
-runs every layer once on a few random inputs. A new operation is one entry here, one reader in
-`layers.py`, one in C, and a row in `tests/compute/test_operations.py`.
+Names and options of operations are in `kernels/interface.py`; here is what the planner has to know:
+what a backward pass has to see again, and how many floating-point operations there are. The shape
+of a result is PyTorch's own answer: the reader runs every layer once on a few random inputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
+
+from parley.compute.kernels.interface import (
+    ActivationOptions,
+    ConvolutionOptions,
+    Curve,
+    Options,
+    Parameter,
+)
 
 Shape = tuple[int, int, int]
 """Channels, rows and columns of a feature map; features are a map of one pixel."""
@@ -28,10 +35,9 @@ class Step:
     """Numbers of the values that it takes, one or two; the network's input is number 0."""
     shapes: tuple[Shape, ...]
     """Of the inputs, then of the result."""
-    parameters: tuple[str | None, ...] = ()
+    parameters: Mapping[Parameter, str] = field(default_factory=dict)
     """Their names in the model."""
-    options: tuple[int, ...] = ()
-    numbers: tuple[float, ...] = field(default=())
+    options: Options | None = None
     statistics: tuple[str, ...] = ()
     """Names of the running ones that it follows: a mean and a variance."""
 
@@ -44,7 +50,6 @@ class Step:
 class Operation(NamedTuple):
     """What the planner has to know."""
 
-    kind: int
     keeps: Callable[[Step], frozenset[Operand]]
     """The values that its backward pass reads."""
     flops: Callable[[Step], int]
@@ -65,43 +70,32 @@ def _one_each(step: Step) -> int:
 
 
 def _products(step: Step) -> int:
-    groups, kernel_h, kernel_w = step.options[:3]
-    inputs = step.shapes[0][0] // groups * kernel_h * kernel_w
-    windows = 4 if step.options[10:] == (1,) else 1
+    assert isinstance(step.options, ConvolutionOptions)
+    inputs = step.shapes[0][0] // step.options.groups * prod(step.options.kernel)
+    windows = 4 if step.options.pooled else 1
     return 2 * prod(step.result) * windows * inputs
 
 
-FROM_RESULT = ("relu", "relu6", "sigmoid", "tanh")
-"""Activations whose slope follows from their result: their input need not be kept."""
-ACTIVATIONS = (
-    *FROM_RESULT,
-    *("leaky_relu", "gelu", "gelu_tanh", "silu", "hardswish", "hardsigmoid", "elu", "affine"),
-)
-"""In the order of pixelwise.c."""
-
-
 def _activation_keeps(step: Step) -> frozenset[Operand]:
-    name = ACTIVATIONS[step.options[0]]
-    return frozenset(() if name == "affine" else ("result" if name in FROM_RESULT else "first",))
+    assert isinstance(step.options, ActivationOptions)
+    curve = step.options.curve
+    if curve == Curve.AFFINE:
+        return frozenset()
+    return frozenset(("result" if curve <= Curve.LAST_FROM_RESULT else "first",))
 
-
-DIRECT, POINTWISE, DEPTHWISE, WINOGRAD, BY_ROWS = range(5)
-"""Ways to compute a convolution, as in convolution.h; the last one may have a pool within it."""
-PLAIN, EVONORM_HARD_SWISH, EVONORM_S0 = range(3)
-"""Norms, as in norms.c."""
 
 OPERATIONS: dict[str, Operation] = {
-    "convolution": Operation(0, _keeps("first"), _products),
-    "norm": Operation(1, _keeps("first"), lambda step: 8 * prod(step.result), in_place=True),
-    "activation": Operation(2, _activation_keeps, _one_each, in_place=True),
-    "max_pool": Operation(3, _keeps(), lambda step: prod(step.shapes[0])),
-    "mean_pool": Operation(4, _keeps(), lambda step: prod(step.shapes[0])),
-    "addition": Operation(5, _keeps(), _one_each, in_place=True),
-    "product": Operation(6, _keeps("first", "second"), _one_each),
-    "concatenation": Operation(7, _keeps(), lambda step: 0),
-    "reshape": Operation(8, _keeps(), lambda step: 0),
-    "masking": Operation(9, _keeps(), _one_each, in_place=True),
+    "convolution": Operation(_keeps("first"), _products),
+    "norm": Operation(_keeps("first"), lambda step: 8 * prod(step.result), in_place=True),
+    "activation": Operation(_activation_keeps, _one_each, in_place=True),
+    "max_pool": Operation(_keeps(), lambda step: prod(step.shapes[0])),
+    "mean_pool": Operation(_keeps(), lambda step: prod(step.shapes[0])),
+    "addition": Operation(_keeps(), _one_each, in_place=True),
+    "product": Operation(_keeps("first", "second"), _one_each),
+    "concatenation": Operation(_keeps(), lambda step: 0),
+    "reshape": Operation(_keeps(), lambda step: 0),
+    "masking": Operation(_keeps(), _one_each, in_place=True),
     "batch_norm": Operation(
-        10, _keeps("first"), lambda step: 8 * prod(step.result), in_place=True, couples=True
+        _keeps("first"), lambda step: 8 * prod(step.result), in_place=True, couples=True
     ),
 }

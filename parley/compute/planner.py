@@ -15,7 +15,18 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from parley.compute import kernels
-from parley.compute.kernels import NOTHING, Graph, Node, Value
+from parley.compute.kernels.interface import (
+    KINDS,
+    NOTHING,
+    STRUCTURES,
+    Graph,
+    LossKind,
+    MaskingOptions,
+    Node,
+    Sizes,
+    Value,
+    member,
+)
 from parley.compute.layers import Unsupported
 from parley.compute.losses import Deviation, EachLabel, YesOrNo
 from parley.compute.operations import OPERATIONS, Step
@@ -26,14 +37,10 @@ ALIGNED = 4
 """Vectors of a cache line, at most: every place begins on one."""
 
 
-CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR = range(3)
-"""Losses, as in losses.c."""
-
-
 class Loss(NamedTuple):
     """What is minimised, with what it may have."""
 
-    kind: int = CROSS_ENTROPY
+    kind: LossKind = LossKind.CROSS_ENTROPY
     smoothing: float = 0.0
     weights: tuple[float, ...] | None = None
     """Of the classes; for binary cross-entropy, of positive answers."""
@@ -43,7 +50,7 @@ class Loss(NamedTuple):
         given = self.weights
         if given is None or len(given) == outputs:
             return self
-        if len(given) == 1 and self.kind == BINARY_CROSS_ENTROPY:
+        if len(given) == 1 and self.kind == LossKind.BINARY_CROSS_ENTROPY:
             return self._replace(weights=given * outputs)
         raise Unsupported(f"the loss has {len(given)} weights for {outputs} outputs")
 
@@ -51,11 +58,11 @@ class Loss(NamedTuple):
 def loss_of(task: Task) -> Loss:
     """A task's loss as the kernels know it."""
     found = _known(task)
-    if found.kind == CROSS_ENTROPY and not task.goal.has_classes:
+    if found.kind == LossKind.CROSS_ENTROPY and not task.goal.has_classes:
         # They may be shares of all classes, or numbers that torch takes for "does not count".
         why = f"the task {task.goal.task} does not have one class for each sample"
         raise Unsupported(f"the loss is cross-entropy, and {why}")
-    if found.kind != CROSS_ENTROPY and not task.facts.paired:
+    if found.kind != LossKind.CROSS_ENTROPY and not task.facts.paired:
         raise Unsupported("the loss broadcasts outputs or targets, whose shapes differ")
     return found
 
@@ -67,17 +74,19 @@ def _known(task: Task) -> Loss:
     if getattr(loss, "reduction", "") == "none":
         # A class that is ignored has a number below 0, which no sample has.
         if type(loss) is nn.CrossEntropyLoss and loss.ignore_index < 0:
-            return Loss(CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
+            return Loss(LossKind.CROSS_ENTROPY, loss.label_smoothing, _numbers(loss.weight))
         if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
-            return Loss(BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
+            return Loss(LossKind.BINARY_CROSS_ENTROPY, 0.0, _numbers(loss.pos_weight))
         if type(loss) is nn.MSELoss:
-            return Loss(SQUARED_ERROR)
+            return Loss(LossKind.SQUARED_ERROR)
     if isinstance(loss, EachLabel):
-        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None)
+        return Loss(
+            LossKind.BINARY_CROSS_ENTROPY, loss.settings.smoothing, loss.settings.weights or None
+        )
     if isinstance(loss, YesOrNo) and task.facts.scores == 1 and not loss.settings.weights:
-        return Loss(BINARY_CROSS_ENTROPY, loss.settings.smoothing)
+        return Loss(LossKind.BINARY_CROSS_ENTROPY, loss.settings.smoothing)
     if loss == Deviation("mse"):
-        return Loss(SQUARED_ERROR)
+        return Loss(LossKind.SQUARED_ERROR)
     raise Unsupported("the loss is not cross-entropy, binary cross-entropy or the squared error")
 
 
@@ -161,7 +170,7 @@ class Plan:
 
     def _lay_out(self, network: Network, learned: Collection[str], training: bool) -> int:
         spans = _Spans(network, self._nodes, learned if training else (), training)
-        asked = (ctypes.c_int64 * 3)()
+        asked = Sizes()
         steps, scratch = network.steps, 0
         end = 2 * len(steps)
         for value, span in enumerate(spans.values):
@@ -171,9 +180,9 @@ class Plan:
         saved, prepared = {}, {}
         for k in range(len(steps)):
             self._library.parley_sizes(self.graph, k, asked)
-            saved[k] = _Span(k, end - k if training else k, asked[0])
-            prepared[k] = _Span(-1, end + 1, asked[1])
-            scratch = max(scratch, asked[2])
+            saved[k] = _Span(k, end - k if training else k, asked.saved)
+            prepared[k] = _Span(-1, end + 1, asked.prepared)
+            scratch = max(scratch, asked.scratch)
         last = _Span(-1, end + 1, scratch)
         everything = [
             *spans.values,
@@ -194,28 +203,27 @@ class Plan:
 
 
 def _mask(step: Step) -> Mask:
-    _, whole_channels = step.options
+    assert isinstance(step.options, MaskingOptions)
     channels, *pixels = step.result
-    return Mask(1 - step.numbers[1], (channels, 1, 1) if whole_channels else (channels, *pixels))
+    shape = (channels, 1, 1) if step.options.channels else (channels, *pixels)
+    return Mask(1 - step.options.dropped, shape)
 
 
 def _node(k: int, step: Step, parameters: Parameters) -> Node:
-    node = Node(kind=OPERATIONS[step.operation].kind, first=step.inputs[0], second=NOTHING)
+    node = Node(kind=KINDS[step.operation], first=step.inputs[0], second=NOTHING)
     node.result = k + 1
     if len(step.inputs) > 1:
         node.second = step.inputs[1]
-    names = (*step.parameters, None, None, None)
     for i in range(len(node.parameter)):
-        name = names[i]
-        node.parameter[i] = NOTHING if name is None else parameters.offsets.get(name, NOTHING)
-        if name is not None and name in parameters.frozen:
-            node.frozen[i] = parameters.frozen[name].data_ptr()
+        node.parameter[i] = NOTHING
+    for place, name in step.parameters.items():
+        node.parameter[place] = parameters.offsets.get(name, NOTHING)
+        if name in parameters.frozen:
+            node.frozen[place] = parameters.frozen[name].data_ptr()
     for i, name in enumerate(step.statistics):
         node.statistic[i] = parameters.statistics[name]
-    for i, option in enumerate(step.options):
-        node.option[i] = option
-    for i, number in enumerate(step.numbers):
-        node.number[i] = number
+    if (options := step.options) is not None:
+        setattr(node, member(type(options)), STRUCTURES[type(options)](*options))
     return node
 
 
@@ -249,7 +257,7 @@ class _Spans:
                 self.consumers[value].append(k)
         self.learns = [False]  # whether a gradient reaches the value
         for step in self.steps:
-            own = any(name in learned for name in step.parameters)
+            own = any(name in learned for name in step.parameters.values())
             self.learns.append(own or any(self.learns[value] for value in step.inputs))
         self.values = self._values(network.output)
         self.slopes: dict[int, _Span] = {}

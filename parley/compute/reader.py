@@ -20,8 +20,15 @@ from torch import Tensor, fx, nn
 
 from parley.compute.beside import Attributes, code_of_its_own, named
 from parley.compute.buffers import without_graphs
+from parley.compute.kernels.interface import (
+    ActivationOptions,
+    ConvolutionOptions,
+    Curve,
+    Method,
+    PoolOptions,
+)
 from parley.compute.layers import DROPOUTS, FUNCTIONS, LAYERS, METHODS, Call, Unsupported, shape_of
-from parley.compute.operations import ACTIVATIONS, BY_ROWS, OPERATIONS, Shape, Step
+from parley.compute.operations import OPERATIONS, Shape, Step
 
 SAMPLES = 3
 """As many inputs are sent through a model; no other size in it should depend on this."""
@@ -105,7 +112,7 @@ def _pools_first(steps: list[Step], output: int) -> list[Step]:
     uses = Counter(value for step in steps for value in step.inputs)
     for between in range(1, len(steps)):
         act, pool = steps[between - 1 : between + 1]
-        if act.operation != "activation" or ACTIVATIONS[act.options[0]] not in ("relu", "relu6"):
+        if act.options not in (ActivationOptions(Curve.RELU), ActivationOptions(Curve.RELU6)):
             continue
         only = uses[between] == 1 and output != between
         if pool.operation == "max_pool" and pool.inputs == (between,) and only:
@@ -124,9 +131,9 @@ def _pools_within(steps: list[Step], output: int) -> tuple[list[Step], int]:
         before = made[-1] if made else None
         only = uses[value - 1] == 1 and output != value - 1 and step.inputs == (len(made),)
         if before and only and _fits_within(before, step):
-            made[-1] = replace(
-                before, shapes=(before.shapes[0], step.result), options=(*before.options, 1)
-            )
+            assert isinstance(before.options, ConvolutionOptions)
+            options = before.options._replace(pooled=1)
+            made[-1] = replace(before, shapes=(before.shapes[0], step.result), options=options)
         else:
             made.append(step)
         now[value] = len(made)
@@ -134,10 +141,11 @@ def _pools_within(steps: list[Step], output: int) -> tuple[list[Step], int]:
 
 
 def _fits_within(step: Step, pool: Step) -> bool:
-    by_rows = step.operation == "convolution" and step.options[9:] == (BY_ROWS,)
-    _, rows, columns = step.result
-    halved = pool.operation == "max_pool" and pool.options[:9] == (2, 2, 2, 2, 0, 0, 1, 1, 0)
-    return by_rows and halved and pool.result[1:] == (rows // 2, columns // 2)
+    given, (_, rows, columns) = step.options, step.result
+    if not (isinstance(given, ConvolutionOptions) and given.method == Method.BY_ROWS):
+        return False
+    halved = pool.operation == "max_pool" and pool.options == PoolOptions((2, 2), (2, 2))
+    return halved and not given.pooled and pool.result[1:] == (rows // 2, columns // 2)
 
 
 def _trace(model: nn.Module) -> fx.Graph:

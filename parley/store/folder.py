@@ -29,6 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parley.compute import kernels
 from parley.errors import BadValue, NotWritten, ParleyError
 from parley.files import (
     LARGEST,
@@ -342,6 +343,7 @@ def environment() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         **{package: _installed(package) for package in packages},
+        "kernels": kernels.identity() or None,
         "system": platform.system(),
         "processor": platform.machine(),
         "cores": os.cpu_count(),

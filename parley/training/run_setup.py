@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from parley.compute import choose as engines
+from parley.compute import kernels
 from parley.compute.engine import Engine
 from parley.compute.task import Task
 from parley.compute.threads import usable_cores
@@ -70,7 +71,8 @@ def choose_engine(
             name = "loop"
         if how := engines.missed(task, shape):
             log.info("using engine %s, with %s", name, how)
-    log.debug("engine %s, %d threads", name, threads)
+    library = kernels.identity() or "no kernels"
+    log.debug("engine %s, %d threads, %s", name, threads, library)
     return engines.build(name, task, experiment.seed, threads)
 
 

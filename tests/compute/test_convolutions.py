@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from parley.compute.compiled import FusedEngine, supports
-from parley.compute.operations import BY_ROWS, DIRECT, WINOGRAD
+from parley.compute.kernels.interface import Method
 from parley.compute.reader import Traced
 from parley.compute.task import Task
 from tests.compute.test_fused import (
@@ -38,21 +38,21 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    "3 x 3": Row((3, 16, 16), WINOGRAD, (32, 48, 3), {"padding": 1}),
-    "3 x 3, few channels": Row((3, 12, 12), WINOGRAD, (6, 40, 3)),
-    "5 x 5": Row((2, 14, 14), WINOGRAD, (6, 16, 5)),
-    "5 x 5, tiles of 4 x 4": Row((2, 12, 16), WINOGRAD, (6, 16, 5)),
-    "5 x 5, padding": Row((2, 9, 7), WINOGRAD, (20, 17, 5), {"padding": 2, "bias": False}),
-    "5 x 5, large padding": Row((2, 8, 12), WINOGRAD, (32, 40, 5), {"padding": 4}),
-    "3 x 3 of 2 x 2 pixels": Row((3, 2, 2), WINOGRAD, (37, 45, 3), {"padding": 1}),
-    "3 x 3 of 2 x 2 pixels to 4 x 4": Row((3, 2, 2), DIRECT, (9, 17, 3), {"padding": 2}),
-    "from one channel": Row((3, 13, 11), DIRECT, (1, 6, 5), {"padding": 2}),
-    "3 x 3, stride": Row((3, 16, 16), WINOGRAD, (16, 32, 3), {"padding": 1, "stride": 2}),
-    "3 x 3, stride, odd sizes": Row((3, 31, 33), WINOGRAD, (24, 40, 3), {"stride": 2}),
+    "3 x 3": Row((3, 16, 16), Method.WINOGRAD, (32, 48, 3), {"padding": 1}),
+    "3 x 3, few channels": Row((3, 12, 12), Method.WINOGRAD, (6, 40, 3)),
+    "5 x 5": Row((2, 14, 14), Method.WINOGRAD, (6, 16, 5)),
+    "5 x 5, tiles of 4 x 4": Row((2, 12, 16), Method.WINOGRAD, (6, 16, 5)),
+    "5 x 5, padding": Row((2, 9, 7), Method.WINOGRAD, (20, 17, 5), {"padding": 2, "bias": False}),
+    "5 x 5, large padding": Row((2, 8, 12), Method.WINOGRAD, (32, 40, 5), {"padding": 4}),
+    "3 x 3 of 2 x 2 pixels": Row((3, 2, 2), Method.WINOGRAD, (37, 45, 3), {"padding": 1}),
+    "3 x 3 of 2 x 2 pixels to 4 x 4": Row((3, 2, 2), Method.DIRECT, (9, 17, 3), {"padding": 2}),
+    "from one channel": Row((3, 13, 11), Method.DIRECT, (1, 6, 5), {"padding": 2}),
+    "3 x 3, stride": Row((3, 16, 16), Method.WINOGRAD, (16, 32, 3), {"padding": 1, "stride": 2}),
+    "3 x 3, stride, odd sizes": Row((3, 31, 33), Method.WINOGRAD, (24, 40, 3), {"stride": 2}),
     "3 x 3, stride, large padding": Row(
-        (2, 29, 28), WINOGRAD, (48, 63, 3), {"padding": 2, "stride": 2, "bias": False}
+        (2, 29, 28), Method.WINOGRAD, (48, 63, 3), {"padding": 2, "stride": 2, "bias": False}
     ),
-    "stride": Row((3, 13, 11), DIRECT, (16, 32, 3), {"padding": 1, "stride": 3}),
+    "stride": Row((3, 13, 11), Method.DIRECT, (16, 32, 3), {"padding": 1, "stride": 3}),
 }
 
 
@@ -60,11 +60,11 @@ ROWS = {
 def test_convolutions(name: str) -> None:
     row = ROWS[name]
     task = row.task()
-    assert Traced(task.model).read(row.shape).steps[1].options[9] == row.method
+    assert Traced(task.model).read(row.shape).steps[1].options.method == row.method
     assert_same_gradients(task, make_batch(row.shape, (6, 19, 37)))
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].method == WINOGRAD])
+@pytest.mark.parametrize("name", [name for name in ROWS if ROWS[name].method == Method.WINOGRAD])
 def test_winograd_is_close_to_the_direct_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row, batch = ROWS[name], make_batch(ROWS[name].shape, (40,))
 
@@ -74,7 +74,7 @@ def test_winograd_is_close_to_the_direct_way(name: str, monkeypatch: pytest.Monk
 
     by_tiles = gradient()
     monkeypatch.setenv("PARLEY_WINOGRAD", "off")
-    assert Traced(row.task().model).read(row.shape).steps[1].options[9] == DIRECT
+    assert Traced(row.task().model).read(row.shape).steps[1].options.method == Method.DIRECT
     directly = gradient()
     assert float((by_tiles - directly).norm() / directly.norm()) < 1e-5
 
@@ -89,7 +89,7 @@ def rows(draw: st.DrawFn) -> Row:
         "stride": draw(st.sampled_from([1, 1, 2, 3])),
         "dilation": draw(st.sampled_from([1, 1, 2])),
     }
-    return Row(shape, DIRECT, (draw(few), draw(few), kernel), options)
+    return Row(shape, Method.DIRECT, (draw(few), draw(few), kernel), options)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -104,14 +104,14 @@ def test_random_convolutions(row: Row, sizes: list[int]) -> None:
 
 
 FIRST = {
-    "5 x 5 of one channel": Row((1, 28, 28), BY_ROWS, (1, 6, 5), {"padding": 2}),
-    "5 x 5 of three channels": Row((3, 12, 14), BY_ROWS, (3, 7, 5), {"bias": False}),
-    "3 x 3 of three channels": Row((3, 16, 16), BY_ROWS, (3, 16, 3), {"padding": 1}),
-    "a row that ends within a tile": Row((2, 9, 11), BY_ROWS, (2, 9, 5), {"padding": 1}),
-    "more padding than map": Row((1, 2, 13), BY_ROWS, (1, 5, 5), {"padding": 4}),
-    "an odd number of rows and columns": Row((1, 7, 15), BY_ROWS, (1, 4, 3), {"padding": 1}),
-    "too few outputs": Row((1, 8, 8), DIRECT, (1, 3, 3), {"padding": 1}),
-    "few columns": Row((1, 9, 5), DIRECT, (1, 8, 3), {"padding": 1}),
+    "5 x 5 of one channel": Row((1, 28, 28), Method.BY_ROWS, (1, 6, 5), {"padding": 2}),
+    "5 x 5 of three channels": Row((3, 12, 14), Method.BY_ROWS, (3, 7, 5), {"bias": False}),
+    "3 x 3 of three channels": Row((3, 16, 16), Method.BY_ROWS, (3, 16, 3), {"padding": 1}),
+    "a row that ends within a tile": Row((2, 9, 11), Method.BY_ROWS, (2, 9, 5), {"padding": 1}),
+    "more padding than map": Row((1, 2, 13), Method.BY_ROWS, (1, 5, 5), {"padding": 4}),
+    "an odd number of rows and columns": Row((1, 7, 15), Method.BY_ROWS, (1, 4, 3), {"padding": 1}),
+    "too few outputs": Row((1, 8, 8), Method.DIRECT, (1, 3, 3), {"padding": 1}),
+    "few columns": Row((1, 9, 5), Method.DIRECT, (1, 8, 3), {"padding": 1}),
 }
 
 
@@ -129,13 +129,15 @@ def test_first_convolutions(name: str, pool: nn.Module | None) -> None:
         return
     task = first_layers(row, pool)
     step = Traced(task.model).read(row.shape).steps[0]
-    assert step.options[9] == row.method
-    within = row.method == BY_ROWS and isinstance(pool, nn.MaxPool2d) and pool.kernel_size == 2
-    assert step.options[10:] == ((1,) if within else ())
+    assert step.options.method == row.method
+    within = (
+        row.method == Method.BY_ROWS and isinstance(pool, nn.MaxPool2d) and pool.kernel_size == 2
+    )
+    assert step.options.pooled == within
     assert_same_gradients(task, make_batch(row.shape, (6, 19, 37)))
 
 
-@pytest.mark.parametrize("name", [name for name in FIRST if FIRST[name].method == BY_ROWS])
+@pytest.mark.parametrize("name", [name for name in FIRST if FIRST[name].method == Method.BY_ROWS])
 def test_filtering_along_rows_is_close_to_the_direct_way(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +176,8 @@ def test_a_pool_within_a_convolution_answers_as_one_behind_it() -> None:
 
     torch.manual_seed(0)
     task = Task(Twice())
-    assert Traced(task.model).read(row.shape).steps[0].options[9:] == (BY_ROWS,)
+    [first, *_] = Traced(task.model).read(row.shape).steps
+    assert (first.options.method, first.options.pooled) == (Method.BY_ROWS, 0)
     assert_same_gradients(task, make_batch(row.shape, (6, 37)))
 
 
@@ -192,7 +195,7 @@ def first_rows(draw: st.DrawFn) -> Row:
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 14)), draw(st.integers(3, 21)))
     kernel = draw(st.sampled_from([3, 5]))
     options = {"padding": draw(st.integers(0, kernel - 1)), "bias": draw(st.booleans())}
-    return Row(shape, BY_ROWS, (shape[0], draw(st.integers(4, 9)), kernel), options)
+    return Row(shape, Method.BY_ROWS, (shape[0], draw(st.integers(4, 9)), kernel), options)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -14,7 +14,8 @@ from torch.nn import functional
 from parley.compute import layers
 from parley.compute.compiled import FusedEngine, supports
 from parley.compute.engine import LoopEngine
-from parley.compute.operations import ACTIVATIONS, OPERATIONS
+from parley.compute.kernels import interface
+from parley.compute.operations import OPERATIONS
 from parley.compute.reader import Traced
 from parley.compute.task import Task
 from parley.compute.trial import tried
@@ -348,9 +349,9 @@ def test_every_operation_has_a_row() -> None:
     for name, make in ROWS.items():
         network = Traced(make().model).read((1, 5, 7) if name == "linear" else SHAPE)
         used |= {step.operation for step in network.steps}
-        activations |= {s.options[0] for s in network.steps if s.operation == "activation"}
-    assert used == {*OPERATIONS}
-    assert activations == {*range(len(ACTIVATIONS))}
+        activations |= {s.options.curve for s in network.steps if s.operation == "activation"}
+    assert used == {*OPERATIONS} == {*interface.OPERATIONS}
+    assert activations == {*interface.Curve}
 
 
 class Block(nn.Module):

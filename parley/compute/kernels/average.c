@@ -10,20 +10,11 @@
  * memory once, and a few vectors of a block at a time, whose sums stay in registers.
  */
 #ifndef NUMBER
-#include <stdint.h>
+#include "interface.h"
 
-typedef int64_t Int;
-#if defined(__AVX512F__)
-#define WIDTH 64
-#elif defined(__AVX__)
-#define WIDTH 32
-#else
-#define WIDTH 16
-#endif
+#define WIDTH (4 * LANES)
 #define MANY 8 /* vectors whose sums are kept in registers */
 #define CACHE (1 << 18) /* bytes of all rows that should stay in the cache, half of the second */
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 8")
 
 #define NUMBER float
 #define OF(name) name##_float

@@ -3,7 +3,7 @@
  * Every number must be the one that torch computes: value * factor - shift, each rounded on its own.
  * This file is therefore compiled with -ffp-contract=off, as average.c is.
  */
-#include "simd.h"
+#include "interface.h"
 
 typedef uint16_t shorts __attribute__((vector_size(LANES * 2)));
 

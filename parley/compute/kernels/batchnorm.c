@@ -5,8 +5,6 @@
  */
 #include "graph.h"
 
-enum { GAMMA, BETA };     /* parameters */
-enum { MEAN, VARIANCE };  /* statistics */
 
 #define MOST 4 /* vectors of a pixel that are handled together */
 
@@ -125,7 +123,7 @@ static void forward(const Run *run, const Node *node) {
             p.mean = kept[node->statistic[MEAN] + k];
             variance = kept[node->statistic[VARIANCE] + k];
         }
-        float r = 1 / sqrt(variance + node->number[0]);
+        float r = 1 / sqrt(variance + node->batchnorm.eps);
         saved[2 * k] = p.mean, saved[2 * k + 1] = r;
         p.scale = gamma ? gamma[k] * r : r, p.shift = beta ? beta[k] : 0;
         written(&c, RESULT, p);
@@ -157,4 +155,4 @@ static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
     sizes->saved = blocks_of(2 * graph->value[node->first].channels);
 }
 
-const Operation batch_normalisation = {.forward = forward, .backward = backward, .sizes = sizes};
+const Operation batch_norm = {.forward = forward, .backward = backward, .sizes = sizes};

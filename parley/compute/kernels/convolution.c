@@ -186,7 +186,7 @@ static void add_bias_gradient(Map g, float *gradient) {
 static void prepare(const Run *run, const Node *node) {
     Convolution c = convolution_of(run->graph, node);
     if (c.method == WINOGRAD) winograd_prepare(run, node);
-    if (c.method == ROWS) rows_prepare(run, node);
+    if (c.method == BY_ROWS) rows_prepare(run, node);
     if (c.method != DIRECT) return;
     const float *weights = parameter_of(run, node, WEIGHT);
     float *forward = (float *)(run->memory + node->prepared);
@@ -209,7 +209,7 @@ static void forward(const Run *run, const Node *node) {
         winograd_forward(run, node);
         return;
     }
-    if (c.method == ROWS) {
+    if (c.method == BY_ROWS) {
         rows_forward(run, node);
         return;
     }
@@ -270,7 +270,7 @@ static void backward(const Run *run, const Node *node) {
         winograd_backward(run, node);
         return;
     }
-    if (c.method == ROWS) {
+    if (c.method == BY_ROWS) {
         rows_backward(run, node);
         return;
     }
@@ -301,7 +301,7 @@ static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
         winograd_sizes(graph, node, sizes);
         return;
     }
-    if (c.method == ROWS) {
+    if (c.method == BY_ROWS) {
         rows_sizes(graph, node, sizes);
         return;
     }

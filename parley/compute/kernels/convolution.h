@@ -8,15 +8,13 @@ typedef struct { /* of a convolution, as its node describes it; a linear layer i
     Int method;
 } Convolution;
 
-enum { DIRECT, POINTWISE, DEPTHWISE, WINOGRAD, ROWS }; /* methods */
-enum { POOLED = 10 }; /* option of ROWS: the result is that of a pool of 2 x 2 */
-
 static ALWAYS_INLINE Convolution convolution_of(const Graph *graph, const Node *node) {
     const Value *in = graph->value + node->first, *out = graph->value + node->result;
-    const Int *o = node->option;
+    ConvolutionOptions o = node->convolution;
     return (Convolution){
-        in->channels, in->rows, in->columns, out->channels, out->rows, out->columns, o[0],
-        o[1], o[2], o[3], o[4], o[5], o[6], o[7], o[8], o[9],
+        in->channels, in->rows, in->columns, out->channels, out->rows, out->columns, o.groups,
+        o.kernel[0], o.kernel[1], o.stride[0], o.stride[1], o.pad[0], o.pad[1], o.dilation[0], o.dilation[1],
+        o.method,
     };
 }
 
@@ -34,8 +32,6 @@ static ALWAYS_INLINE Map channels_from(Map map, Int first) {
     map.at += first * map.channel;
     return map;
 }
-
-enum { WEIGHT, BIAS }; /* parameters */
 
 /* Adds the gradient of one group's weights [outputs][inputs][area]: correlate.c. */
 void correlate(const Convolution *c, Map g, Int outputs, Map in, Int inputs, vec *scratch, float *gradient);

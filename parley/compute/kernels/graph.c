@@ -3,24 +3,15 @@
 #include "losses.h"
 #include "tiles.h"
 
-enum { CONVOLUTION, NORMALISATION, ACTIVATION, MAX_POOL, MEAN_POOL, ADDITION, PRODUCT, CONCATENATION, RESHAPE,
-       MASKING, BATCH_NORMALISATION };
-
-static const Operation *const operations[] = {
-    [CONVOLUTION] = &convolution, [NORMALISATION] = &normalisation, [ACTIVATION] = &activation,
-    [MAX_POOL] = &max_pool, [MEAN_POOL] = &mean_pool, [ADDITION] = &addition, [PRODUCT] = &product,
-    [CONCATENATION] = &concatenation, [RESHAPE] = &reshape, [MASKING] = &masking,
-    [BATCH_NORMALISATION] = &batch_normalisation,
-};
+#define ENTRY(name) &name,
+static const Operation *const operations[] = {EACH_OPERATION(ENTRY)};
 
 Int parley_lanes(void) { return LANES; }
 
-/* Vectors that a node asks for: sizes is {saved, prepared, scratch}. */
-void parley_sizes(const Graph *graph, Int node, Int *sizes) {
-    Sizes wanted = {0};
+void parley_sizes(const Graph *graph, Int node, Sizes *sizes) {
     const Node *n = graph->node + node;
-    if (operations[n->kind]->sizes) operations[n->kind]->sizes(graph, n, &wanted);
-    sizes[0] = wanted.saved, sizes[1] = wanted.prepared, sizes[2] = wanted.scratch;
+    *sizes = (Sizes){0};
+    if (operations[n->kind]->sizes) operations[n->kind]->sizes(graph, n, sizes);
 }
 
 /* Vectors of a map, with room for all samples of a chunk. */

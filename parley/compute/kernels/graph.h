@@ -13,36 +13,7 @@
  */
 #ifndef PARLEY_GRAPH
 #define PARLEY_GRAPH
-#include "simd.h"
-
-#define NOTHING -1
-
-typedef struct { /* a feature map, or features: then rows = columns = 1 */
-    Int channels, rows, columns;
-    Int at, slope; /* offsets of it and of its gradient, or NOTHING */
-} Value;
-
-typedef struct {
-    Int kind; /* which operation */
-    Int first, second, result;
-    Int parameter[3]; /* offsets into the flat parameters, or NOTHING */
-    Int statistic[2]; /* offsets into the flat running statistics */
-    const float *frozen[3]; /* parameters that are not learned, or null */
-    Int option[14];
-    float number[2];
-    Int saved, prepared; /* offsets: what forward keeps for backward; what is made of the parameters */
-    Int wanted[2]; /* whether the gradient of first and second is */
-    Int add[2];    /* whether it is added to what is there */
-} Node;
-
-typedef struct {
-    Int nodes, parameters, input, output, vecs, scratch;
-    Int loss;
-    float smoothing;
-    const float *class_weights; /* or null; of positive answers where every output has its own */
-    const Node *node;
-    const Value *value;
-} Graph;
+#include "interface.h" /* made by interface.py, which has the structs, enums and options */
 
 typedef struct { /* one model on one chunk */
     const Graph *graph;
@@ -63,10 +34,6 @@ typedef struct {
     Int vecs, channel; /* vectors of a pixel; from one channel to the next */
 } Map;
 
-typedef struct { /* vectors that an operation asks for */
-    Int saved, prepared, scratch;
-} Sizes;
-
 typedef struct {
     void (*forward)(const Run *, const Node *);
     void (*backward)(const Run *, const Node *);
@@ -75,8 +42,8 @@ typedef struct {
     void (*sizes)(const Graph *, const Node *, Sizes *);
 } Operation;
 
-extern const Operation convolution, normalisation, activation, max_pool, mean_pool, addition, product,
-    concatenation, reshape, masking, batch_normalisation;
+#define DECLARE(name) extern const Operation name;
+EACH_OPERATION(DECLARE)
 
 #define LINE (64 / (Int)sizeof(vec)) /* vectors of a cache line; 0 where a vector is longer */
 

@@ -1,8 +1,6 @@
 /* Losses, and their gradients by the network's answer. */
 #include "losses.h"
 
-enum { CROSS_ENTROPY, BINARY_CROSS_ENTROPY, SQUARED_ERROR }; /* as in parley/compute/planner.py */
-
 /* With q the target's shares of the classes, smoothed and weighted, the loss of a sample is
  * Σ q (log Σ e^z - z). Sum of the chunk's losses; the logits' gradient times `scale`. */
 static double cross_entropy(const Run *run, const Int *targets, float scale) {

@@ -4,10 +4,6 @@
  */
 #include "graph.h"
 
-enum { PLAIN, EVONORM_HARD_SWISH, EVONORM_S0 }; /* forms */
-enum { GAMMA, BETA, V };                         /* parameters */
-enum { FORM, GROUPS, EACH };                     /* options; EACH: a gamma for every value */
-
 /* f(x) and f'(x); for S0 also df/dv. */
 static ALWAYS_INLINE vec gated(const int form, vec x, float v, vec *slope, vec *slope_v) {
     if (form == EVONORM_HARD_SWISH) {
@@ -162,10 +158,10 @@ static void (*const forwards[3][5])(const Group *) = {EACH_BODY(FORWARD)};
 static void (*const backwards[3][5])(const Group *) = {EACH_BODY(BACKWARD)};
 
 static void all_groups(const Run *run, const Node *node, Map in, Map out, Map to, int back) {
-    Int groups = node->option[GROUPS], channels = in.channels / groups;
+    Int groups = node->norm.groups, channels = in.channels / groups;
     vec *saved = run->memory + node->saved;
     Group g = {
-        .channels = channels, .each = node->option[EACH], .eps = node->number[0], .add = node->add[0],
+        .channels = channels, .each = node->norm.each, .eps = node->norm.eps, .add = node->add[0],
         .gamma = parameter_of(run, node, GAMMA), .beta = parameter_of(run, node, BETA),
         .v = parameter_of(run, node, V),
     };
@@ -181,7 +177,7 @@ static void all_groups(const Run *run, const Node *node, Map in, Map out, Map to
             Int width = smallest(4, in.vecs - v);
             g.from = v;
             g.mean = saved + 2 * k * in.vecs + v, g.scale = g.mean + in.vecs;
-            (back ? backwards : forwards)[node->option[FORM]][width](&g);
+            (back ? backwards : forwards)[node->norm.form][width](&g);
         }
     }
 }
@@ -196,7 +192,7 @@ static void backward(const Run *run, const Node *node) {
 }
 
 static void sizes(const Graph *graph, const Node *node, Sizes *sizes) {
-    sizes->saved = 2 * node->option[GROUPS] * graph->vecs;
+    sizes->saved = 2 * node->norm.groups * graph->vecs;
 }
 
-const Operation normalisation = {.forward = forward, .backward = backward, .sizes = sizes};
+const Operation norm = {.forward = forward, .backward = backward, .sizes = sizes};

@@ -3,8 +3,6 @@
 
 /* ---- activations ---- */
 
-enum { RELU, RELU6, SIGMOID, TANH, LEAKY_RELU, GELU, GELU_TANH, SILU, HARD_SWISH, HARD_SIGMOID, ELU, AFFINE };
-
 static ALWAYS_INLINE vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 
 static ALWAYS_INLINE vec absolute(vec x) { return choose(less(x, (vec){0}), -x, x); }
@@ -65,7 +63,7 @@ static ALWAYS_INLINE vec value_of(const int form, vec x, float a, float b) {
     }
 }
 
-/* The slope, from the result for the first four and from the input for the others. */
+/* The slope, from the result up to LAST_FROM_RESULT and from the input for the others. */
 static ALWAYS_INLINE vec slope_at(const int form, vec x, float a) {
     vec one = splat(1), none = {0};
     switch (form) {
@@ -112,29 +110,25 @@ static ALWAYS_INLINE void activate_back(const int form, Map known, Map g, Map to
     }
 }
 
-#define EACH_FORM(M) \
-    M(RELU) M(RELU6) M(SIGMOID) M(TANH) M(LEAKY_RELU) M(GELU) M(GELU_TANH) M(SILU) M(HARD_SWISH) \
-    M(HARD_SIGMOID) M(ELU) M(AFFINE)
-
 static void activation_forward(const Run *run, const Node *node) {
     Map in = map_of(run, node->first), out = map_of(run, node->result);
-    switch (node->option[0]) {
+    switch (node->activation.curve) {
 #define CASE(F) \
-    case F: activate(F, in, out, node->number[0], node->number[1]); break;
-        EACH_FORM(CASE)
+    case F: activate(F, in, out, node->activation.a, node->activation.b); break;
+        EACH_CURVE(CASE)
 #undef CASE
     }
 }
 
 static void activation_backward(const Run *run, const Node *node) {
     if (!node->wanted[0]) return;
-    Int form = node->option[0];
-    Map known = map_of(run, form <= TANH ? node->result : node->first);
+    Int form = node->activation.curve;
+    Map known = map_of(run, form <= LAST_FROM_RESULT ? node->result : node->first);
     Map g = slope_of(run, node->result), to = slope_of(run, node->first);
     switch (form) {
 #define CASE(F) \
-    case F: activate_back(F, known, g, to, node->number[0], node->add[0]); break;
-        EACH_FORM(CASE)
+    case F: activate_back(F, known, g, to, node->activation.a, node->add[0]); break;
+        EACH_CURVE(CASE)
 #undef CASE
     }
 }
@@ -248,8 +242,6 @@ const Operation reshape = {.forward = reshape_forward, .backward = reshape_backw
 
 /* Dropout: times a mask that was drawn for the batch, for every value or for every channel; what is
  * left is scaled up. When the network is used, nothing happens. */
-enum { WHICH, CHANNELS };
-
 static void masking_forward(const Run *run, const Node *node) {
     Map in = map_of(run, node->first), out = map_of(run, node->result), mask = out;
     if (!run->training) {
@@ -257,15 +249,15 @@ static void masking_forward(const Run *run, const Node *node) {
         return;
     }
     mask.at = run->memory + node->saved;
-    Int pixels = node->option[CHANNELS] ? 1 : in.pixels, size = in.channels * pixels;
-    const float *drawn = run->masks[node->option[WHICH]] + run->first * size;
+    Int pixels = node->masking.channels ? 1 : in.pixels, size = in.channels * pixels;
+    const float *drawn = run->masks[node->masking.which] + run->first * size;
     for (Int c = 0; c < in.channels; c++)
         for (Int p = 0; p < in.pixels; p++)
             for (Int v = 0; v < in.vecs; v++) {
                 Int at = c * in.channel + p * in.vecs + v, here = smallest(LANES, run->samples - v * LANES);
                 const float *from = drawn + v * LANES * size + c * pixels + smallest(p, pixels - 1);
                 vec factor = {0};
-                for (Int l = 0; l < here; l++) factor[l] = from[l * size] * node->number[0];
+                for (Int l = 0; l < here; l++) factor[l] = from[l * size] * node->masking.scale;
                 mask.at[at] = factor;
                 out.at[at] = in.at[at] * factor;
             }

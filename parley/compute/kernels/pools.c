@@ -1,21 +1,19 @@
 /* Greatest and mean values of windows; adaptive windows divide the map evenly. */
 #include "graph.h"
 
-enum { KERNEL_H, KERNEL_W, STRIDE_H, STRIDE_W, PAD_H, PAD_W, DILATION_H, DILATION_W, ADAPTIVE, PADDED, DIVISOR };
-
 typedef struct { /* along one axis: `count` places from `from` on, `step` apart */
     Int from, count, step;
     Int padded; /* how many places count for a mean that includes the padding */
 } Window;
 
 static Window window_of(const Node *node, Int at, Int size, Int results, int axis) {
-    const Int *o = node->option;
-    if (o[ADAPTIVE]) {
+    const PoolOptions *o = &node->pool;
+    if (o->adaptive) {
         Int from = at * size / results, to = ((at + 1) * size + results - 1) / results;
         return (Window){from, to - from, 1, to - from};
     }
-    Int kernel = o[KERNEL_H + axis], pad = o[PAD_H + axis], step = o[DILATION_H + axis];
-    Int begin = at * o[STRIDE_H + axis] - pad, from = begin, count = kernel;
+    Int kernel = o->kernel[axis], pad = o->pad[axis], step = o->dilation[axis];
+    Int begin = at * o->stride[axis] - pad, from = begin, count = kernel;
     while (from < 0) from += step, count--;
     while (count > 0 && from + (count - 1) * step >= size) count--;
     return (Window){from, count, step, smallest(begin + kernel, size + pad) - begin};
@@ -25,9 +23,8 @@ static Window window_of(const Node *node, Int at, Int size, Int results, int axi
 
 /* Whether it is the most common pool: whole windows of 2 x 2, side by side. */
 static int halves(const Node *node, Map in, Map out) {
-    static const Int plain[] = {2, 2, 2, 2, 0, 0, 1, 1, 0};
-    for (int i = 0; i < 9; i++)
-        if (node->option[i] != plain[i]) return 0;
+    static const PoolOptions plain = {.kernel = {2, 2}, .stride = {2, 2}, .dilation = {1, 1}};
+    if (memcmp(&node->pool, &plain, sizeof plain)) return 0;
     return 2 * out.rows <= in.rows && 2 * out.columns <= in.columns;
 }
 
@@ -141,8 +138,8 @@ static void max_sizes(const Graph *graph, const Node *node, Sizes *sizes) {
 const Operation max_pool = {.forward = max_forward, .backward = max_backward, .sizes = max_sizes};
 
 static float share_of(const Node *node, Window down, Window along) {
-    if (node->option[DIVISOR]) return 1.0f / node->option[DIVISOR];
-    if (node->option[PADDED]) return 1.0f / (down.padded * along.padded);
+    if (node->pool.divisor) return 1.0f / node->pool.divisor;
+    if (node->pool.padded) return 1.0f / (down.padded * along.padded);
     return 1.0f / (down.count * along.count);
 }
 

@@ -33,7 +33,7 @@ typedef struct {
 } Plan;
 
 static Plan plan_of(const Graph *graph, const Node *node, Int vecs, vec *memory) {
-    Plan p = {.c = convolution_of(graph, node), .pooled = node->option[POOLED]};
+    Plan p = {.c = convolution_of(graph, node), .pooled = node->convolution.pooled};
     p.form = p.c.kernel_w == 5 ? F45 : F43;
     if (p.pooled) {
         p.c.rows = p.c.height + 2 * p.c.pad_h - p.c.kernel_h + 1;

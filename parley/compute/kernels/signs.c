@@ -1,5 +1,5 @@
 /* Messages of one bit an entry: a scale for each segment, then the signs, eight to a byte. */
-#include "simd.h"
+#include "interface.h"
 
 static float mean_size(const float *p, Int n) {
     double sum = 0;
