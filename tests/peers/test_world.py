@@ -83,7 +83,20 @@ def test_nothing_is_lost_whatever_happens(
     story.stop()
     ends = [end for node in story.nodes.values() for end in node.ends]
     assert "done" in ends or not may_end, told(story)
-    assert set(ends) <= set(FINE), told(story)
+    assert set(ends) <= set(FINE) and story.lost is None, told(story)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="whoever has just been let in decides as if it had caught up"
+)
+def test_no_steps_are_lost_by_views_in_which_nobody_has_trained(
+    quick: Path, peers: list[Peers]
+) -> None:
+    """The last one that has trained is missed in two views before the others have its model."""
+    story = chaos(393, quick, peers)
+    story.world.run(story.world.now + 60.0, lambda: story.over)
+    story.stop()
+    assert story.lost is None, told(story)
 
 
 def test_the_same_seed_tells_the_same_story(quick: Path, peers: list[Peers]) -> None:

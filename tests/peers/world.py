@@ -462,6 +462,8 @@ class Story:
         self.nodes = {first.names[n]: Node(self, first.names[n], first) for n in first.active}
         self.views: dict[int, Any] = {}
         self.starts: dict[int, int] = {}
+        self.lost: int | None = None
+        """A generation that has begun behind an earlier one."""
         self.stopped = False
 
     def begun(self, node: Node, meeting: PeerMeeting, roster: Roster) -> None:
@@ -475,7 +477,8 @@ class Story:
         self.world.tell(f"{node.name} trains in {roster} from step {node.step}")
         assert self.starts.setdefault(roster.generation, node.step) == node.step
         earlier = [step for n, step in self.starts.items() if n < roster.generation]
-        assert node.step >= max(earlier, default=0), "steps are lost"
+        if node.step < max(earlier, default=0):
+            self.lost = roster.generation
 
     @property
     def over(self) -> bool:
