@@ -240,7 +240,7 @@ class PeerMeeting(Gathering):
         if final:
             return False
         if isinstance(error, WorkerLost) and error.names:
-            log.info("%s", error)
+            log.warning("%s", error)
         if isinstance(error, NotWritten):
             self.links.say_at_last("it cannot write to its disk")
         dropped = isinstance(error, Suspicious) and error.drop

@@ -119,6 +119,7 @@ def test_a_run_that_ends_without_a_host_says_so_by_its_exit_code(tmp_path: Path)
     for name in HOSTS[1:]:
         assert running[name].wait() == 3, running[name].err
         assert "warning: the run ends without agents 0, 1, 2: lost host-0" in running[name].err
+        assert "warning: peers: lost host-0" in running[name].err  # at once, also where all wait
         assert "warning: host-0 was lost; continuing without agents 0, 1, 2" in running[name].err
 
 
