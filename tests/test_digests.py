@@ -114,7 +114,7 @@ def refused(said: Said) -> bool:
     if said.code == 0:
         return False
     assert said.code == 2 and said.out == ""
-    errors = [line for line in said.err.splitlines() if line]
+    errors = [line for line in said.err.splitlines() if line and not line.startswith("note: ")]
     assert len(errors) == 1 and errors[0].startswith("error: ") and "checkpoint" in errors[0]
     return True
 
