@@ -33,8 +33,8 @@ class Failure(TypedDict, total=False):
 def understood(text: str, kind: Any, who: str, what: str) -> Any:
     """A message from a process, validated as the type `kind`.
 
-    >>> understood('{"host": "a\\\\u001b[2J", "agents": null}', Seat, "worker 1", "agents")
-    {'host': 'a[2J', 'agents': None}
+    >>> understood('{"host": "a\\\\u001b[2J"}', dict[str, str], "worker 1", "hosts")
+    {'host': 'a[2J'}
     >>> understood("[" * 100, list[int], "worker 1", "sizes")
     Traceback (most recent call last):
     ...

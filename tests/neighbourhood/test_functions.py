@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from parley import graphs
 from parley.compute.engine import Engine, LoopEngine, VmapEngine
 from parley.compute.task import Task
-from parley.fabric.base import Alone, Fabric
+from parley.fabric.base import Fabric
 from parley.neighbourhood import Neighbourhood
 from parley.wire.local import Local
 from parley.wire.placement import Placement, spread
@@ -165,7 +165,7 @@ def test_three_members_of_a_fabric_send_the_same(width: int) -> None:
             **{f"sent {agent}": row for agent, row in zip(hood.agents, sent, strict=True)},
         }
 
-    expected = work(Alone())
+    [expected] = together(1, work)
     each = together(3, work)
     assert set().union(*each) == set(expected)
     for found in each:

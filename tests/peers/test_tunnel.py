@@ -3,7 +3,6 @@
 import selectors
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_whoever_sends_no_data_does_not_keep_others_from_their_turn(tmp_path: Pa
 
 
 def test_a_connection_that_may_read_on_while_it_stops_does_so() -> None:
-    board = Switchboard(cast(Any, None), cast(Any, None), threading.Condition(), None)
+    board = Switchboard(cast(Any, None), None)
 
     class Stops:
         """Somebody takes what it waits for just when it has found that it must wait."""

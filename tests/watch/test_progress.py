@@ -106,4 +106,4 @@ def test_a_notebook_gets_one_display_without_widgets_and_shows_the_plot(tmp_path
     html, plain = shown["data"]["text/html"], shown["data"]["text/plain"]
     assert "<progress" in html and "<script" not in html and "widget" not in str(first)
     assert "epoch 3 of 3: accuracy" in html and "epoch 3 of 3: accuracy" in plain
-    assert "image/png" in second[0]["data"]
+    assert "image/svg+xml" in second[0]["data"]
