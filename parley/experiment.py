@@ -209,8 +209,9 @@ class Experiment(Checked, BaseModel):
     patience: float = Field(600.0, ge=0.1, le=YEAR)
     """Seconds after which an unresponsive worker is considered lost, also at the start."""
     suspicious: Literal["warn", "stop", "drop"] = "warn"
-    """What to do if an agent of another worker sends a message that no honest agent would: warn,
-    stop, or, with on_failure heal, drop its peer and continue."""
+    """What to do if an agent of another host sends a message that no honest agent would: warn,
+    stop, or, with on_failure heal, drop its peer and continue. The workers of one command trust
+    each other."""
     checkpoint_every: int = Field(1, ge=1, le=MANY)
     """Epochs between checkpoints; the last epoch always has one."""
     keep: int = Field(2, ge=1, le=MANY)
